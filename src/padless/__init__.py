@@ -1,0 +1,63 @@
+"""padless takes padding out of LLM training before tensors reach the model.
+
+Importing it loads NumPy only; PyTorch is loaded when a tensor function is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from padless.cost import CostModel
+from padless.errors import PadlessError
+from padless.plan import Plan
+
+if TYPE_CHECKING:
+    from padless.accumulate import accumulate as accumulate
+    from padless.planning.microbatch import microbatch as microbatch
+    from padless.planning.pack import pack as pack
+    from padless.tensors.compact import compact as compact
+    from padless.tensors.flatten import flatten as flatten
+    from padless.tensors.flatten import unflatten as unflatten
+    from padless.tensors.regroup import regroup as regroup
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CostModel",
+    "PadlessError",
+    "Plan",
+    "accumulate",
+    "compact",
+    "flatten",
+    "microbatch",
+    "pack",
+    "regroup",
+    "unflatten",
+]
+
+_LAZY = {
+    "accumulate": "padless.accumulate",
+    "compact": "padless.tensors.compact",
+    "flatten": "padless.tensors.flatten",
+    "microbatch": "padless.planning.microbatch",
+    "pack": "padless.planning.pack",
+    "regroup": "padless.tensors.regroup",
+    "unflatten": "padless.tensors.flatten",
+}
+_MODULES = ("data", "integrations", "loss", "metrics", "planning", "shapes", "tensors", "verify")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"padless.{name}")
+    else:
+        raise AttributeError(f"module 'padless' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES, "__version__"])

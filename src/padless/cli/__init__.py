@@ -1,0 +1,61 @@
+"""The ``padless`` command. One file per subcommand; only the one asked for is imported."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+from padless.errors import PadlessError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS = ("bench", "verify", "tune", "analyze", "pack", "doctor")
+"""Each is a function of the same name in a file of the same name, with Typer annotations."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 1 a check failed, 2 bad usage or input.
+
+    Bad input ends in one line on standard error, never in a traceback.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        app = _app(given)
+        app(given, prog_name="padless")
+    except PadlessError as error:
+        print(f"padless: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("padless: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def _app(given: list[str]):  # type: ignore[no-untyped-def]
+    if find_spec("typer") is None:
+        raise PadlessError('the command line needs Typer and Rich: pip install "padless[cli]"')
+    import typer
+
+    import padless
+
+    app = typer.Typer(
+        name="padless",
+        help="Remove padding waste from LLM training, and prove that nothing else changed.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(
+        version: bool = typer.Option(False, "--version", help="Print the version and leave.", is_eager=True),
+    ) -> None:
+        if version:
+            print(padless.__version__)
+            raise typer.Exit
+
+    asked = next((word for word in given if word in COMMANDS), None)
+    for name in (asked,) if asked else COMMANDS:
+        app.command(name)(getattr(import_module(f"padless.cli.{name}"), name))
+    return app
