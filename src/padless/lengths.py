@@ -51,9 +51,9 @@ def as_lengths(lengths: Lengths, *, minimum: int = 1, name: str = "lengths") -> 
     if array.size == 0:
         raise PadlessError(f"{name} is empty: there is no sequence to plan")
     if array.dtype.kind not in "iu":
-        index = _first_non_integer(array)
+        odd = _first_non_integer(array)
         raise PadlessError(
-            f"{name}{_at(index)} is {array[index]!r} ({array.dtype}); lengths are whole numbers of tokens:"
+            f"{name}{_at(odd)} is {array[odd]!r} ({array.dtype}); lengths are whole numbers of tokens:"
             " convert them to integers first"
         )
     checked = _narrow(array, name)

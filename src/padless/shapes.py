@@ -42,13 +42,13 @@ def combine_multiples(*multiples: int | Iterable[int]) -> int:
     return math.lcm(*(positive_int(value, name="multiple_of") for value in flat))
 
 
-def as_ladder(widths: Any) -> IntArray:
+def as_ladder(widths: Any) -> npt.NDArray[np.int64]:
     """Sorted distinct widths (S,) from any order of positive integers.
 
     >>> as_ladder([512, 128, 128])
     array([128, 512])
     """
-    ladder: IntArray = np.unique(as_lengths(widths, name="ladder"))
+    ladder: npt.NDArray[np.int64] = np.unique(as_lengths(widths, name="ladder").astype(np.int64))
     return ladder
 
 

@@ -1,0 +1,1 @@
+"""What several test files share. Importable as ``support`` (pyproject puts tests/ on the path)."""
