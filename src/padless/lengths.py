@@ -59,7 +59,7 @@ def as_lengths(lengths: Lengths, *, minimum: int = 1, name: str = "lengths") -> 
     checked = _narrow(array, name)
     smallest = checked.min()
     if smallest < (minimum if checked.ndim == 1 else 0):
-        index = np.unravel_index(int(checked.argmin()), checked.shape)
+        index = _unravel(int(checked.argmin()), checked.shape)
         raise PadlessError(f"{name}{_at(index)} is {checked[index]}; {_minimum_reason(minimum, int(smallest))}")
     if checked.ndim == 2:
         totals = checked.sum(axis=1, dtype=np.int64)  # (N,)

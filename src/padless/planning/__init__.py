@@ -1,0 +1,8 @@
+"""Planners: lengths in, a `Plan` out. Pure functions; no torch, no files."""
+
+from __future__ import annotations
+
+from padless.planning.microbatch import microbatch
+from padless.planning.pack import pack
+
+__all__ = ["microbatch", "pack"]
