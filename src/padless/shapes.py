@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.errors import PadlessError
-from padless.lengths import IntArray, as_lengths, positive_int
+from padless.lengths import IntArray, Lengths, as_lengths, positive_int
 
-__all__ = ["as_ladder", "combine_multiples", "round_up", "snap"]
+__all__ = ["as_ladder", "combine_multiples", "ladder", "round_up", "snap"]
 
 Number = TypeVar("Number", int, npt.NDArray[np.int64])
 
@@ -70,3 +70,67 @@ def snap(lengths: npt.NDArray[np.int64], ladder: IntArray) -> npt.NDArray[np.int
             " add a wider one, or truncate the sequence"
         )
     return np.asarray(ladder, dtype=np.int64)[places]
+
+
+def ladder(lengths: Lengths, count: int, *, multiple_of: int = 1) -> npt.NDArray[np.int64]:
+    """At most ``count`` widths that hold every length with the fewest padded tokens.
+
+    For compiled or graph-captured models, which pay for every new width. Each sequence is charged
+    the width it is rounded up to. Optimal, by dynamic programming on the distinct (rounded) lengths:
+    ``best[s][j] = min over i of best[s - 1][i] + width[j] * (sequences with a width in i + 1 .. j)``.
+    The cost is concave in the sense of Monge, so the best ``i`` grows with ``j`` and each layer takes
+    D log D steps for D distinct widths.
+
+    Args:
+        lengths: (N,) tokens; any order.
+        count: how many distinct widths are allowed, at least 1.
+        multiple_of: each width is a multiple of it.
+
+    Returns:
+        (S,) int64 ascending widths, S at most ``count``; the last one holds the longest sequence.
+
+    >>> ladder([3, 3, 3, 4, 9, 10], 2)
+    array([ 4, 10])
+    """
+    array = as_lengths(lengths)
+    if array.ndim != 1:
+        raise PadlessError(f"lengths has shape {array.shape}; a ladder is made for one field: make one for each")
+    steps = positive_int(count, name="count")
+    multiple = positive_int(multiple_of, name="multiple_of")
+    widths, sequences = np.unique(round_up(array.astype(np.int64), multiple), return_counts=True)  # (D,), (D,)
+    if len(widths) <= steps:
+        return widths
+    before = np.concatenate([[0], np.cumsum(sequences)])  # (D + 1,) sequences narrower than width j
+    best = widths * before[1:]  # (D,) everything up to width j, in one step
+    choices = []  # per further step: (D,) the last width of the step before
+    for _ in range(steps - 1):
+        best, choice = _ladder_layer(best, widths, before)
+        choices.append(choice)
+    steps_down = [len(widths) - 1]
+    for choice in reversed(choices):
+        if choice[steps_down[-1]] < 0:  # fewer steps were enough
+            break
+        steps_down.append(int(choice[steps_down[-1]]))
+    return np.asarray(widths[steps_down[::-1]])
+
+
+def _ladder_layer(
+    best: npt.NDArray[np.int64], widths: npt.NDArray[np.int64], before: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """One more step, all ends at once: divide and conquer on the monotone choice, level by level."""
+    count = len(widths)
+    result, choice = best.copy(), np.full(count, -1, dtype=np.int64)
+    ranges = [(1, count, 0, count - 1)]  # ends lo..hi - 1, choices from..to
+    while ranges:
+        lo, hi, least, most = ranges.pop()
+        if lo >= hi:
+            continue
+        middle = (lo + hi) // 2
+        first, last = least, min(most, middle - 1)
+        totals = best[first : last + 1] + widths[middle] * (before[middle + 1] - before[first + 1 : last + 2])
+        at = first + int(totals.argmin())
+        if totals[at - first] < result[middle]:
+            result[middle], choice[middle] = totals[at - first], at
+        ranges.append((lo, middle, least, at))
+        ranges.append((middle + 1, hi, at, most))
+    return result, choice
