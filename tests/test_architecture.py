@@ -18,6 +18,8 @@ LAYERS = {
     "lengths": 0,
     "shapes": 0,
     "cost": 0,
+    "cost_config": 0,
+    "cost_fit": 0,
     "plan": 0,
     "plan_check": 0,
     "planning": 1,

@@ -124,10 +124,12 @@ _KINDS = {
     "recurrent": "linear",
 }
 _FEED_FORWARD_ALONE = ("moe", "mlp")
+_SHARED_EXPERTS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+_UNGATED = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "phi", "starcoder2", "nemotron")
 
 
 def _layer_kinds(read: _Reader, layers: int) -> list[str]:
-    """``full``, ``sliding``, ``hybrid``, ``linear``, ``mamba``, ``conv``, or a feed-forward part alone, for each layer."""
+    """For each layer: full, sliding, hybrid, linear, mamba or conv; or mlp and moe, feed-forward parts alone."""
     listed = read.any("layer_types", "layers_block_type", "block_types", "_block_types")
     if isinstance(listed, list | tuple) and listed:
         kinds = [_KINDS.get(str(name), "full") for name in listed]
@@ -219,9 +221,7 @@ def _feed_forward(read: _Reader, hidden: int, index: int, kind: str) -> float:
     if model == "recurrent_gemma":
         inner //= 2  # the config counts gate and input together
     experts = read.get("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    beside = read.get(
-        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size"
-    )
+    beside = read.get(*_SHARED_EXPERTS)
     if experts < 2 or kind == "mlp" or not _is_sparse(read, index):
         only_shared = read.any("num_local_experts") == 0 and beside
         return float(matrices * hidden * (beside if only_shared else inner))
@@ -239,19 +239,7 @@ def _separate(read: _Reader) -> bool:
 
 def _ungated(read: _Reader, model: str) -> bool:
     """Two matrices (up, down) instead of three (gate, up, down)."""
-    if model in (
-        "gpt2",
-        "gpt_neo",
-        "gpt_neox",
-        "gptj",
-        "opt",
-        "bloom",
-        "falcon",
-        "mpt",
-        "phi",
-        "starcoder2",
-        "nemotron",
-    ):
+    if model in _UNGATED:
         return True
     return read.any("mlp_hidden_act") == "relu2" or read.any("is_gated_act") is False
 
