@@ -1,0 +1,201 @@
+"""Loss aggregation that no regrouping and no rank count changes.
+
+Per-token values sit at the token they are about (the target), so they line up with labels, response masks, advantages
+and stored log-probabilities. Every mode is a weighted sum over the step's tokens; the denominators are the step's, over
+all micro-batches and ranks, and known before the first backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from padless.errors import PadlessError, choose
+
+__all__ = ["MODES", "Denominators", "Mode", "aggregate", "denominators", "target_mask"]
+
+Mode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denominators:
+    """What an optimizer step's loss is divided by, over all its micro-batches and ranks.
+
+    Attributes:
+        targets: tokens with a target (or the sum of their weights).
+        sequences: sequences with at least one target.
+        ranks: ranks over which gradients are averaged. DDP and FSDP divide summed gradients by it, so each rank's part
+            of the loss is multiplied by it: the average over ranks of those parts is the step's loss.
+
+    >>> Denominators(targets=3, sequences=1) + Denominators(targets=5, sequences=2)
+    Denominators(targets=8, sequences=3, ranks=1)
+    """
+
+    targets: float
+    sequences: int
+    ranks: int = 1
+
+    def __add__(self, other: Denominators) -> Denominators:
+        if self.ranks != other.ranks:
+            raise PadlessError(f"denominators over {self.ranks} and {other.ranks} ranks do not add")
+        return Denominators(
+            targets=self.targets + other.targets, sequences=self.sequences + other.sequences, ranks=self.ranks
+        )
+
+    def __sub__(self, other: Denominators) -> Denominators:
+        """Without what was skipped, a micro-batch with a non-finite loss, say."""
+        return self + Denominators(targets=-other.targets, sequences=-other.sequences, ranks=self.ranks)
+
+    def of(self, mode: Mode) -> float:
+        """The number that a sum over the step is divided by in ``mode``."""
+        choose("mode", mode, MODES)
+        return float(self.targets if mode == "token-mean" else self.sequences)
+
+
+def target_mask(
+    labels: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    document_ids: Tensor | None = None,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Which labels (B, W) are targets once a causal model shifts them: a bool mask of the same shape.
+
+    The first token of a sequence has no token before it, so its label is never a target, wherever the row's padding
+    lies.
+
+    Args:
+        labels: (B, W), ``ignore_index`` where there is no target.
+        attention_mask: (B, W), where rows are left padded; without it rows begin at column 0.
+        document_ids: (B, W), the sequence of each cell, where rows are packed.
+
+    >>> target_mask(torch.tensor([[5, 6, -100], [-100, 7, 8]]), torch.tensor([[1, 1, 0], [0, 1, 1]])).int().tolist()
+    [[0, 1, 0], [0, 0, 1]]
+    """
+    wanted = labels != ignore_index
+    if document_ids is not None:
+        same = document_ids[:, 1:] == document_ids[:, :-1]
+        wanted = wanted & (document_ids >= 0)
+        return torch.cat([torch.zeros_like(wanted[:, :1]), wanted[:, 1:] & same], dim=1)
+    if attention_mask is None:
+        return torch.cat([torch.zeros_like(wanted[:, :1]), wanted[:, 1:]], dim=1)
+    real = attention_mask > 0
+    begun = real.cumsum(1) - real.int() > 0  # a real token lies to the left
+    return wanted & begun
+
+
+def denominators(
+    masks: Tensor | Iterable[Tensor], *, document_ids: Any = None, process_group: Any = None
+) -> Denominators:
+    """Count the targets and the sequences that have one, over all masks given and over the group's ranks.
+
+    Args:
+        masks: (B, W) masks (or weights) of targets: the whole batch of this rank, or one per micro-batch.
+        document_ids: the same for packed rows: the sequence of each cell, -1 for none.
+        process_group: the ranks whose gradients are averaged: one small ``all_reduce``, which every rank must enter.
+
+    >>> denominators(torch.tensor([[0, 1, 1], [0, 0, 0]]))
+    Denominators(targets=2, sequences=1, ranks=1)
+    """
+    parts = [masks] if isinstance(masks, Tensor) else list(masks)
+    documents = [None] * len(parts) if document_ids is None else _as_list(document_ids)
+    if len(documents) != len(parts):
+        raise PadlessError(f"{len(documents)} document_ids for {len(parts)} masks; give one for each")
+    total = torch.zeros(2, dtype=torch.float64)
+    for mask, ids in zip(parts, documents, strict=True):
+        sums = _sequence_sums(mask.to(torch.float64), ids)
+        total += torch.stack([sums.sum(), (sums > 0).sum()]).to(total)
+    ranks = 1
+    if process_group is not None:
+        from padless.exchange import sum_over_ranks
+
+        total, ranks = sum_over_ranks(total, process_group)
+    targets = float(total[0])
+    return Denominators(targets=int(targets) if targets.is_integer() else targets, sequences=int(total[1]), ranks=ranks)
+
+
+def aggregate(
+    values: Tensor,
+    mask: Tensor,
+    mode: Mode = "token-mean",
+    *,
+    denominators: Denominators | None = None,
+    document_ids: Tensor | None = None,
+    targets_per_sequence: Tensor | None = None,
+    norm: float | None = None,
+) -> Tensor:
+    """One micro-batch's part of the step's loss: parts add up to the loss of the whole step.
+
+    ``token-mean`` divides the sum by the step's targets. ``seq-mean-token-sum`` sums each sequence and averages over
+    sequences with a target; ``seq-mean-token-mean`` averages in each sequence first; ``seq-mean-token-sum-norm``
+    divides ``seq-mean-token-sum`` by the constant ``norm``. Names and meaning as in verl.
+
+    Args:
+        values: (B, W) per-token losses; cells without a target may hold anything, NaN included.
+        mask: (B, W) targets, as bools, zeros and ones, or weights.
+        mode: one of `MODES`.
+        denominators: the step's, over all micro-batches and ranks; without them this call is the whole step.
+        document_ids: (B, W) for packed rows: the sequence of each cell, -1 for none; else every row is a sequence.
+        targets_per_sequence: for ``seq-mean-token-mean`` where a sequence is split: the targets of all its pieces,
+            (B,), or (documents,) with ``document_ids``.
+        norm: for ``seq-mean-token-sum-norm``: a constant, such as the longest response allowed. A micro-batch's width
+            would make the loss depend on the split, so there is no default.
+
+    Returns:
+        A scalar to call ``backward`` on; 0 where the step has no target. It is multiplied by
+        ``denominators.ranks``, because DDP and FSDP average gradients over ranks.
+
+    >>> values, mask = torch.tensor([[4.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), torch.tensor([[1, 0, 0], [1, 1, 1]])
+    >>> aggregate(values, mask).item()
+    1.75
+    >>> step = Denominators(targets=4, sequences=2)
+    >>> [aggregate(values[i : i + 1], mask[i : i + 1], denominators=step).item() for i in range(2)]
+    [1.0, 0.75]
+    """
+    choose("mode", mode, MODES)
+    if values.shape != mask.shape:
+        raise PadlessError(f"values have shape {tuple(values.shape)}, the mask {tuple(mask.shape)}; expected the same")
+    if (mode == "seq-mean-token-sum-norm") != (norm is not None):
+        raise PadlessError(
+            f"mode={mode!r} with norm={norm!r}; only 'seq-mean-token-sum-norm' takes a norm, and needs it"
+        )
+    wide = torch.promote_types(values.dtype, torch.float32)
+    weight = mask.to(wide)
+    weighted = torch.where(mask != 0, values.to(wide), 0.0) * weight  # NaN times 0 would be NaN
+    if mode == "token-mean":
+        total, count = weighted.sum(), float(weight.sum()) if denominators is None else denominators.of(mode)
+    else:
+        targets = _sequence_sums(weight, document_ids)  # (sequences,)
+        sums = _sequence_sums(weighted, document_ids)
+        if mode == "seq-mean-token-mean":
+            divisor = targets if targets_per_sequence is None else targets_per_sequence.to(targets)
+            sums = torch.where(targets > 0, sums / divisor.clamp(min=torch.finfo(wide).tiny), 0.0)
+        total = sums.sum() / norm if norm is not None else sums.sum()
+        count = float((targets > 0).sum()) if denominators is None else denominators.of(mode)
+    ranks = 1 if denominators is None else denominators.ranks
+    return total * (ranks / count if count else 0.0)
+
+
+def _sequence_sums(values: Tensor, document_ids: Tensor | None) -> Tensor:
+    """Sums over each sequence: (B,) for rows, (documents,) for packed rows."""
+    if document_ids is None:
+        return values.sum(-1)
+    if document_ids.shape != values.shape:
+        raise PadlessError(
+            f"document_ids have shape {tuple(document_ids.shape)}, the values {tuple(values.shape)}; expected the same"
+        )
+    # Slot 0 takes what belongs to no sequence. Rows number their documents on their own: they are set apart.
+    ids = document_ids.to(torch.int64)
+    most = int(ids.max()) + 1 if ids.numel() else 0
+    apart = torch.where(ids >= 0, ids + 1 + torch.arange(len(ids), device=ids.device)[:, None] * most, 0)
+    sums = values.new_zeros(1 + most * len(ids)).index_add(0, apart.flatten(), values.flatten())
+    return sums[1:]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, Tensor) else list(value)

@@ -1,0 +1,60 @@
+"""From micro-batches back to the caller's order, alignment and width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from padless.errors import PadlessError
+from padless.tensors.gather import Cells
+from padless.tensors.rows import Alignment, Rows
+
+__all__ = ["find_alignment", "pick_tokens", "scatter_tokens"]
+
+
+def find_alignment(rows: Rows, span: str, mask: str | None) -> Alignment:
+    """The alignment of the caller's fields of ``span`` that follow ``mask``."""
+    if mask is None:
+        if len(rows.streams) > 1:
+            raise PadlessError(
+                f"the batch has several masks; name the one that the values follow: {list(rows.streams)}"
+            )
+        mask = next(iter(rows.streams))
+    if mask not in rows.streams:
+        raise PadlessError(f"mask={mask!r} is unknown; choose one of {list(rows.streams)}")
+    for column in rows.columns.values():
+        alignment = column.alignment
+        if alignment is not None and alignment.stream == mask and column.field.span == span:
+            return alignment
+    raise PadlessError(f"the batch has no field of span {span!r} that follows {mask!r}: there is no width to restore")
+
+
+def pick_tokens(tensor: Tensor, cells: Cells, low: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Values (n, ...) of the real cells, the store row of each (n,) and its token (n,)."""
+    if tensor.shape[:2] != cells.real.shape:
+        raise PadlessError(
+            f"an output has shape {tuple(tensor.shape)}; expected {tuple(cells.real.shape)} as its micro-batch,"
+            " then any further axes"
+        )
+    row = cells.row.expand_as(cells.token)
+    keep = cells.real if low is None else cells.real & (cells.token >= low[row])
+    return tensor[keep.to(tensor.device)], row[keep], cells.token[keep]
+
+
+def scatter_tokens(parts: Sequence[tuple[Tensor, Cells]], alignment: Alignment, count: int, fill: float) -> Tensor:
+    """Write the real cells of every part into a fresh (count, width, ...) tensor; differentiable."""
+    values, places = [], []
+    for tensor, cells in parts:
+        value, row, token = pick_tokens(tensor, cells, alignment.low)
+        values.append(value)
+        places.append(alignment.base[row] + token)
+    return place_tokens(torch.cat(values), torch.cat(places), alignment, count, fill)
+
+
+def place_tokens(values: Tensor, places: Tensor, alignment: Alignment, count: int, fill: float) -> Tensor:
+    """``values`` (n, ...) at flat ``places`` (n,) of a (count, width, ...) tensor that holds ``fill`` elsewhere."""
+    blank = values.new_full((count * alignment.width, *values.shape[1:]), fill)
+    filled = blank.index_copy(0, places.to(values.device), values)
+    return filled.view(count, alignment.width, *values.shape[1:])
