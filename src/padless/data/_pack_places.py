@@ -34,9 +34,7 @@ class Placed:
         """No pack."""
         short, long = np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64)
         offsets = np.zeros(1, dtype=np.int64)
-        return cls(
-            chunk=short, at=long, length=short, document=long, file=short, row=long, start=long, offsets=offsets
-        )
+        return cls(chunk=short, at=long, length=short, document=long, file=short, row=long, start=long, offsets=offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -28,9 +28,10 @@ __all__ = ["Progress", "Settings", "Tokenised", "tokenise", "write_shards"]
 Progress = Callable[[str, int, int | None, int], None]
 """Called with the stage, how much of it is done, how much there is (``None`` if unknown), and tokens so far."""
 
-_CHUNK_BYTES = 4 << 20
-_CHUNK_ROWS = 16_384
-_BATCH = 512  # rows read at once
+_CHUNKS = 256  # a corpus makes about so many chunks, unless they would be very small or large
+_CHUNK_BYTES = (1 << 18, 8 << 20)
+_CHUNK_ROWS = 32_768
+_BATCH = 128  # rows read at once: a megabyte each is still little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,9 @@ def tokenise(
     marker = spill.folder / "tokenised.json"
     if marker.exists():
         return Tokenised(**json.loads(marker.read_text()))
-    reader = _Reader(paths=paths, spill=spill)
+    smallest, largest = _CHUNK_BYTES
+    size = min(max(sum(file.bytes for file in files) // _CHUNKS, smallest), largest)
+    reader = _Reader(paths=paths, spill=spill, chunk_bytes=size)
     totals = _Totals(paths=paths, settings=settings)
     expected = [file.rows for file in files]
     total = None if None in expected else sum(rows for rows in expected if rows is not None)
@@ -111,6 +114,7 @@ class _Reader:
 
     paths: list[Path]
     spill: Spill
+    chunk_bytes: int
     count: int = 0
     file_rows: list[int] = field(default_factory=list)
     kept: list[Chunk] = field(default_factory=list)
@@ -119,7 +123,7 @@ class _Reader:
         for number, path in enumerate(self.paths):
             first_row, rows = sum(self.file_rows), 0
             source = open_source(path)
-            for payloads in _batches(source, path):
+            for payloads in _batches(source, path, self.chunk_bytes):
                 rows += sum(count for count, _, _ in payloads)
                 known = self.spill.read(self.count, verify=True)
                 task = TokenTask(
@@ -144,7 +148,7 @@ class _Reader:
         return ready
 
 
-def _batches(source: Source, path: Path) -> Iterator[list[tuple[int, int, Any]]]:
+def _batches(source: Source, path: Path, chunk_bytes: int) -> Iterator[list[tuple[int, int, Any]]]:
     """(rows, first row, payload) of the payloads of each chunk."""
     held: list[tuple[int, int, Any]] = []
     size = rows = 0
@@ -153,7 +157,7 @@ def _batches(source: Source, path: Path) -> Iterator[list[tuple[int, int, Any]]]
             count, weight, payload = _weigh(payload)
             held.append((count, first, payload))
             size, rows = size + weight, rows + count
-            if size >= _CHUNK_BYTES or rows >= _CHUNK_ROWS:
+            if size >= chunk_bytes or rows >= _CHUNK_ROWS:
                 yield held
                 held, size, rows = [], 0, 0
     except PadlessError:

@@ -128,7 +128,11 @@ def write_shard(task: ShardTask) -> ShardFacts:
         # Ids repeat too little for a dictionary of a whole row group to pay; zstd finds what there is.
         with pa.PythonFile(counted, mode="w") as sink:
             pq.write_table(
-                table, sink, row_group_size=group, compression=task.compression, use_dictionary=["seq_lengths"],
+                table,
+                sink,
+                row_group_size=group,
+                compression=task.compression,
+                use_dictionary=["seq_lengths"],
                 write_statistics=False,
             )
         size = counted.size

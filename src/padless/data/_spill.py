@@ -172,7 +172,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, durable
             if durable:
                 out.flush()
                 os.fsync(out.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise _write_failed(path, error) from error

@@ -51,7 +51,7 @@ class Encoder:
         choose("loss", self.loss, LOSSES)
 
     def with_fields(self, names: Sequence[str]) -> Encoder:
-        """The same encoder for rows of these columns: which of them make the sequence is decided once, for a whole run."""
+        """The same encoder for rows of these columns: what makes a sequence is decided once, for a whole run."""
         groups = choose_fields(names, self.fields or None, tokenizer=self.tokenizer)
         if len(groups) != 1:
             raise PadlessError(
