@@ -1,0 +1,118 @@
+"""verl on a CPU: a platform that verl can select with ``VERL_PLATFORM=cpu``.
+
+verl imports the module when ``VERL_USE_EXTERNAL_MODULES=support.verl_cpu`` is set, in every process of a
+job. Only what FSDP2 training over gloo needs is here.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+ENVIRONMENT = {
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cuda",  # the FSDP engine is registered for cuda; nothing in it needs a GPU
+    "VERL_USE_EXTERNAL_MODULES": "support.verl_cpu",
+}
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _device_module() -> ModuleType:
+    """What verl asks of ``torch.cuda``: memory figures that are 0, and calls that do nothing."""
+    module = ModuleType("torch_cpu_device")
+    for name in ("max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved"):
+        setattr(module, name, _zero)
+    for name in ("empty_cache", "synchronize", "set_device", "reset_peak_memory_stats", "ipc_collect"):
+        setattr(module, name, _nothing)
+    module.mem_get_info = lambda *_: (1 << 34, 1 << 34)  # type: ignore[attr-defined]
+    module.get_device_name = lambda *_: "cpu"  # type: ignore[attr-defined]
+    module.current_device = lambda: "cpu"  # type: ignore[attr-defined]
+    return module
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """One CPU device; tensors move to ``"cpu"``, ranks talk over gloo."""
+
+    _module = _device_module()
+    device_name = property(lambda self: "cpu")  # type: ignore[assignment]
+    vendor_name = property(lambda self: "generic")  # type: ignore[assignment]
+    device_module = property(lambda self: self._module)  # type: ignore[assignment]
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> Any:
+        return "cpu"
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        return None
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        return None
+
+    def manual_seed(self, seed: int) -> None:
+        return None
+
+    def manual_seed_all(self, seed: int) -> None:
+        return None
+
+    def set_allocator_settings(self, settings: str) -> None:
+        return None
+
+    def empty_cache(self) -> None:
+        return None
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CPU_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Any:
+        yield
+
+    def profiler_start(self) -> None:
+        return None
+
+    def profiler_stop(self) -> None:
+        return None
+
+    def ray_resource_name(self) -> str:
+        return "CPU"
+
+    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
+        return {"num_cpus": num_gpus}
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None
+
+
+def use_environment() -> None:
+    """Set the variables for this process and its children; before verl is imported."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
