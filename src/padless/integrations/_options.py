@@ -1,0 +1,83 @@
+"""Options that every trainer integration takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from padless.cost import CostModel
+from padless.errors import PadlessError, choose
+from padless.lengths import positive_int
+from padless.shapes import as_ladder, combine_multiples
+
+if TYPE_CHECKING:
+    from padless.tensors.fields import Field
+
+__all__ = ["PadlessOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PadlessOptions:
+    """How a trainer's optimizer steps are regrouped.
+
+    Attributes:
+        token_budget: ceiling on the padded tokens of one micro-batch on one rank; ``"auto"`` reads it (and the cost
+            model) from the profile that ``padless tune`` wrote.
+        eval_token_budget: the same for evaluation and prediction, which keep no gradients; ``None`` takes
+            ``token_budget``.
+        method: the planner, ``"balanced"`` (default), ``"greedy"`` or ``"fixed"``.
+        cost: what a micro-batch costs; ``None`` takes the profile's, or the default.
+        multiple_of: widths are rounded up to it (several: to their least common multiple).
+        ladder: the only widths allowed, for compiled models; ``None`` allows all.
+        layout: ``"padded"`` or ``"auto"``, which packs where ``report`` says that the model keeps packed sequences
+            apart.
+        report: what ``padless.verify.check_layouts`` found for this model.
+        exchange: ``"auto"`` moves rows between ranks where the host's loss allows it, ``"always"`` insists,
+            ``"never"`` keeps each row on its rank.
+        overlong: ``"error"`` (default), or ``"alone"``: a sequence over the budget runs in a micro-batch of its own.
+        fields: roles of keys that padless does not know.
+        evaluate: regroup evaluation and prediction too.
+        log: add padless' figures to the host's log.
+        inexact: what to do with a host option whose result depends on how rows are grouped (a loss that compares
+            all rows of a micro-batch, say): ``"error"`` (default) or ``"warn"``.
+        profile: path of the profile; ``None`` looks at ``$PADLESS_PROFILE``, then ``padless-profile.json``.
+
+    >>> PadlessOptions(token_budget=16_384).method
+    'balanced'
+    """
+
+    token_budget: int | Literal["auto"] = "auto"
+    eval_token_budget: int | None = None
+    method: Literal["balanced", "greedy", "fixed"] = "balanced"
+    cost: CostModel | None = None
+    multiple_of: int | tuple[int, ...] = 1
+    ladder: tuple[int, ...] | None = None
+    layout: Literal["padded", "auto"] = "padded"
+    report: Any = None
+    exchange: Literal["auto", "always", "never"] = "auto"
+    overlong: Literal["error", "alone"] = "error"
+    fields: Mapping[str, Field] | None = None
+    evaluate: bool = True
+    log: bool = True
+    inexact: Literal["error", "warn"] = "error"
+    profile: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.token_budget != "auto":
+            positive_int(self.token_budget, name="token_budget")
+        if self.eval_token_budget is not None:
+            positive_int(self.eval_token_budget, name="eval_token_budget")
+        choose("method", self.method, ("balanced", "greedy", "fixed"))
+        choose("layout", self.layout, ("padded", "auto"))
+        choose("exchange", self.exchange, ("auto", "always", "never"))
+        choose("overlong", self.overlong, ("error", "alone"))
+        choose("inexact", self.inexact, ("error", "warn"))
+        combine_multiples(self.multiple_of)
+        if self.ladder is not None:
+            as_ladder(self.ladder)
+        if self.layout == "auto" and self.report is None:
+            raise PadlessError(
+                "layout='auto' needs report=: run padless.verify.check_layouts on the model, or use layout='padded'"
+            )

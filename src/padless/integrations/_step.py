@@ -1,0 +1,279 @@
+"""One optimizer step of a host trainer, run as micro-batches under a token budget."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from padless.errors import PadlessError
+from padless.integrations._figures import Figures, local_collectives
+from padless.integrations._hosts import Host, StepRows, Unit
+from padless.integrations._options import PadlessOptions
+
+__all__ = ["Stepper"]
+
+
+class Stepper:
+    """Collects the host's batches of an optimizer step, regroups their rows and runs them through the host's code.
+
+    The host's own methods do all the work on each micro-batch: preparation, loss, scaling, backward. Only what depends
+    on the grouping is corrected: the weight of each micro-batch's loss and of its logged figures.
+    """
+
+    def __init__(self, trainer: Any, options: PadlessOptions, host: Host) -> None:
+        self.trainer = trainer
+        self.options = options
+        self.host = host
+        self.window: list[Mapping[str, Any]] = []
+        self.running = False
+        self.factor: float | None = None
+        self.items: Any = None
+        self.micro_inputs: Mapping[str, Any] | None = None
+        self.figures = Figures()
+        self._budget: int | None = None
+        self._cost = options.cost
+        self._probed = False
+        self._ignores_items = False
+
+    # --- settings
+
+    @property
+    def world(self) -> int:
+        """Data-parallel ranks."""
+        return int(self.trainer.accelerator.num_processes)
+
+    @property
+    def budget(self) -> int:
+        """The token budget, read from the profile when it is ``"auto"``."""
+        if self._budget is None:
+            if self.options.token_budget == "auto":
+                from padless.tuning import load_profile
+
+                profile = load_profile(self.options.profile, model=self.trainer.model)
+                self._budget = int(self._least(profile.token_budget))
+                self._cost = self._cost or profile.cost
+            else:
+                self._budget = int(self.options.token_budget)
+        return self._budget
+
+    def _least(self, value: int) -> int:
+        """The smallest value over the ranks: what was measured on one must fit on all."""
+        if self.world == 1:
+            return value
+        held = torch.tensor([value], device=self.trainer.accelerator.device)
+        torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MIN)
+        return int(held.item())
+
+    def regroup(self, rows: StepRows, budget: int, *, moves: bool) -> Any:
+        """``padless.regroup`` with this trainer's options; over all ranks where there are several."""
+        import padless
+
+        more: dict[str, Any] = {}
+        if self.world > 1:
+            more["process_group"] = torch.distributed.group.WORLD
+            more["exchange"] = "auto" if moves else "never"
+        if self.options.ladder is not None:
+            more["ladder"] = self.options.ladder
+        return padless.regroup(
+            rows.batch,
+            budget,
+            fields=rows.fields,
+            atoms=rows.atoms,
+            method=self.options.method,
+            cost=self._cost,
+            multiple_of=self.options.multiple_of,
+            overlong=self.options.overlong,
+            **more,
+        )
+
+    def _moves(self, num_items: Any, unit: Unit) -> bool:
+        """Whether rows may change ranks: not where the host divides by each rank's own number of targets."""
+        local = unit == "sum" and num_items is not None and not self.trainer.args.average_tokens_across_devices
+        if local and self.options.exchange == "always" and self.world > 1:
+            raise PadlessError(
+                "exchange='always' with average_tokens_across_devices=False: each rank divides by its own targets, so"
+                " a row's weight depends on its rank; set average_tokens_across_devices=True or exchange='never'"
+            )
+        return self.options.exchange != "never" and not local
+
+    # --- training
+
+    def train(self, model: Any, num_items: Any, run: Callable[[Any, Any, Any], Tensor]) -> Tensor:
+        """Run the collected rows; ``run(model, inputs, num_items)`` is the host's ``training_step``."""
+        trainer, host = self.trainer, self.host
+        accumulated = trainer.current_gradient_accumulation_steps
+        window, self.window = self.window, []
+        rows = host.build(window)
+        unit = host.unit(num_items, True)
+        if unit == "sum" and host.probes_denominator:
+            unit = self._probe(model, rows, num_items) or unit
+        grouped = self.regroup(rows, self.budget, moves=self._moves(num_items, unit))
+        count = len(grouped)
+        # A mean is divided by the number of micro-batches, here or by the host; where nobody divides, the host's
+        # step is the sum of its batches' means.
+        times = count if host.divides_by_accumulation(num_items) else accumulated
+        share = self._shares(rows, unit)
+        total = torch.zeros((), device=trainer.args.device)
+        trainer.current_gradient_accumulation_steps = count
+        state = trainer.accelerator.gradient_state
+        synced = state.sync_gradients
+        try:
+            host.begin(accumulated, count)
+            with self._inside("train"), self.figures.step(grouped, self.world):
+                for at in range(count):
+                    micro = grouped[at]
+                    inputs = host.inputs(micro)
+                    self.factor = micro.weight * (1.0 if unit == "sum" else times * share(inputs))
+                    self.micro_inputs = inputs
+                    last = at == count - 1
+                    state._set_sync_gradients(last and synced)
+                    with self._hold(model, last):
+                        total += run(model, inputs, num_items)
+                    self.figures.collect(inputs, micro.weight, host)
+                    host.ran(micro.weight)
+            host.end("train", self.sum_over_ranks)
+        finally:
+            state._set_sync_gradients(synced)
+            trainer.current_gradient_accumulation_steps = accumulated
+        return total
+
+    def _shares(self, rows: StepRows, unit: Unit) -> Callable[[Mapping[str, Any]], float]:
+        """The share of a micro-batch in the step's mean, times the ranks that the gradient is averaged over."""
+        if unit == "sum":
+            return lambda inputs: 1.0
+        counter = self.host.rows if unit == "rows" else self.host.targets
+        (total,) = self.sum_over_ranks([float(counter(rows.batch))])
+        return lambda inputs: counter(inputs) * self.world / max(total, 1.0)
+
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        """Sums over the ranks."""
+        if self.world == 1:
+            return values
+        device = self.trainer.accelerator.device
+        held = torch.tensor(values, device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
+        torch.distributed.all_reduce(held)
+        return [float(value) for value in held]
+
+    def _hold(self, model: Any, last: bool) -> Any:
+        """No gradient reduction before the last micro-batch, as the Trainer does it."""
+        trainer = self.trainer
+        if last or trainer.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False):
+            return contextlib.nullcontext()
+        if getattr(trainer, "is_distributed_loading_by_transformers", False):
+            return trainer._defer_fsdp_gradient_reduction()
+        return trainer.accelerator.no_sync(model)
+
+    @contextlib.contextmanager
+    def _inside(self, mode: str) -> Iterator[None]:
+        """While micro-batches run: hooks pass through, and the host's figures are gathered once, at the end."""
+        self.running = True
+        try:
+            with (
+                local_collectives(self.trainer.accelerator),
+                self.figures.lists(self.host.metrics(mode), self.host, self._gather),
+            ):
+                yield
+        finally:
+            self.running, self.factor, self.items, self.micro_inputs = False, None, None, None
+
+    def _gather(self, values: Tensor) -> Tensor:
+        """(K, C) from every rank as (R, K, C)."""
+        if self.world == 1:
+            return values[None]
+        values = values.to(self.trainer.accelerator.device)
+        parts = [torch.empty_like(values) for _ in range(self.world)]
+        torch.distributed.all_gather(parts, values)
+        return torch.stack(parts).cpu()
+
+    def _probe(self, model: Any, rows: StepRows, num_items: Any) -> Unit | None:
+        """Once: does the loss shrink with the denominator that the host hands in, or is it a mean of its own?
+
+        A model whose ``forward`` takes any keyword is told ``num_items_in_batch``, and may well ignore it.
+        """
+        if not self._probed and num_items is not None:
+            trainer, host = self.trainer, self.host
+            small = self.regroup(rows, self.budget, moves=False)[0]
+            losses = []
+            for scale in (1, 2):
+                devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
+                with torch.no_grad(), torch.random.fork_rng(devices=devices), self._inside("train"):
+                    loss = trainer.compute_loss(model, dict(host.inputs(small)), num_items_in_batch=num_items * scale)
+                losses.append(float(loss))
+            once, twice = losses
+            if once == 0.0 or once != once:
+                return None  # no target in it: ask again in the next step
+            self._probed = True
+            self._ignores_items = abs(once - twice) <= 0.05 * abs(once)
+            if self._ignores_items:
+                warnings.warn(
+                    f"{type(trainer.model).__name__} ignores num_items_in_batch: its loss is a mean over each"
+                    " micro-batch, which padless weighs by targets",
+                    stacklevel=2,
+                )
+        if self._ignores_items:
+            return "targets" if self.host.token_labels else "rows"
+        return None
+
+    # --- evaluation
+
+    def predict(
+        self,
+        model: Any,
+        prepared: Mapping[str, Any],
+        loss_only: bool,
+        items: Any,
+        run: Callable[[Any, Any, bool], tuple[Any, Any, Any]],
+    ) -> tuple[Any, Any, Any]:
+        """Run one evaluation batch; outputs come back in the order and width of ``prepared``."""
+        host = self.host
+        rows = host.build([prepared])
+        budget = self.options.eval_token_budget or self.budget
+        grouped = self.regroup(rows, budget, moves=False)
+        unit: Unit = "sum" if items is not None else host.unit(None, False)
+        counter = host.targets if unit == "targets" else host.rows
+        whole = max(float(counter(rows.batch)), 1.0)
+        loss: Tensor | None = None
+        outputs: list[Any] = []
+        host.begin(1, 1)
+        with self._inside("eval"), self.figures.step(grouped, self.world, training=False):
+            self.items = items
+            for micro in grouped:
+                inputs = host.inputs(micro)
+                self.factor = micro.weight * (1.0 if unit == "sum" else counter(inputs) / whole)
+                self.micro_inputs = inputs
+                part, logits, _ = run(model, inputs, loss_only)
+                if part is not None:
+                    loss = part if loss is None else loss + part
+                outputs.append(logits)
+                self.figures.collect(inputs, micro.weight, host)
+                host.ran(micro.weight)
+        host.end("eval", self.sum_over_ranks)
+        if loss_only or outputs[0] is None:
+            return loss, None, host.labels(prepared) if not loss_only else None
+        return loss, _restore(outputs, grouped), host.labels(prepared)
+
+
+def _restore(outputs: list[Any], grouped: Any) -> Any:
+    """Nested outputs of all micro-batches, each leaf in the caller's row order and width."""
+    first = outputs[0]
+    if isinstance(first, tuple | list):
+        return type(first)(_restore([output[at] for output in outputs], grouped) for at in range(len(first)))
+    if isinstance(first, Mapping):
+        return {key: _restore([output[key] for output in outputs], grouped) for key in first}
+    if first is None:
+        return None
+    if not isinstance(first, Tensor) or first.dim() == 0:
+        raise PadlessError(
+            f"a model output is {type(first).__name__} without rows: it cannot be put back in order; name its key in"
+            " ignore_keys, or switch regrouping off in evaluation with PadlessOptions(evaluate=False)"
+        )
+    micros = [micro.padded_tokens // max(len(micro.indices), 1) for micro in grouped]  # widths
+    per_token = all(
+        output.dim() >= 2 and output.shape[1] == width for output, width in zip(outputs, micros, strict=True)
+    )
+    return grouped.restore(outputs, span="sequence" if per_token else "row")
