@@ -1,23 +1,15 @@
-"""verl on a CPU: a platform that verl can select with ``VERL_PLATFORM=cpu``.
+"""A platform that verl selects with ``VERL_PLATFORM=cpu``; verl imports this module, see `support.verl_env`.
 
-verl imports the module when ``VERL_USE_EXTERNAL_MODULES=support.verl_cpu`` is set, in every process of a
-job. Only what FSDP2 training over gloo needs is here.
+Only what FSDP2 training over gloo needs is here.
 """
 
 from __future__ import annotations
 
-import os
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 from verl.plugin.platform import PlatformBase, PlatformRegistry
-
-ENVIRONMENT = {
-    "VERL_PLATFORM": "cpu",
-    "VERL_ENGINE_DEVICE": "cuda",  # the FSDP engine is registered for cuda; nothing in it needs a GPU
-    "VERL_USE_EXTERNAL_MODULES": "support.verl_cpu",
-}
 
 
 def _zero(*_: Any, **__: Any) -> int:
@@ -110,9 +102,3 @@ class PlatformCPU(PlatformBase):
 
     def cudart(self) -> Any:
         return None
-
-
-def use_environment() -> None:
-    """Set the variables for this process and its children; before verl is imported."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)

@@ -1,6 +1,6 @@
 """verl's real `TrainingWorker` on a CPU: one policy-update step, as the Ray trainer drives it.
 
-Each rank is a process (``python -m support.verl_worker``); results are files that tests read.
+Each rank is a process of `support.verl_env.run_ranks`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from support import verl_cpu
+from support.verl_env import use_environment
 
-verl_cpu.use_environment()
+use_environment()
 
 VOCABULARY = 256
 
