@@ -53,7 +53,7 @@ class Compacted:
             return tensor
         alignment = find_alignment(self._rows, span, mask)
         held = self._responses if span == "response" else self._cells
-        return scatter_tokens([(tensor, held[alignment.stream])], alignment, self._rows.count, fill)
+        return scatter_tokens(tensor, held[alignment.stream], alignment, self._rows.count, fill)
 
 
 def compact(

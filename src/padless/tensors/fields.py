@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from padless.errors import PadlessError, choose
@@ -41,6 +41,8 @@ class Field:
         batch_axis: the axis of the rows.
         mask: the key of the mask that says which columns are real. Fields that name another mask are padded apart
             (chosen and rejected, encoder and decoder).
+        first: what a sequence's first token holds in a packed row; None keeps its own value. Labels take -100 there:
+            the model's shift must not make it the target of the sequence before.
         counts: for ``"flat"``: the key of the row field that holds the number of entries per row.
 
     >>> Field(span="response", pad=0.0).span
@@ -54,6 +56,7 @@ class Field:
     pad: Pad = 0
     batch_axis: int = 0
     mask: str = "attention_mask"
+    first: int | float | None = None
     counts: str | None = None
 
     def __post_init__(self) -> None:
@@ -75,7 +78,7 @@ _SEQUENCE = Field()
 _ROW = Field(span="row")
 _BATCH = Field(span="batch")
 _RESPONSE = Field(span="response")
-_LABELS = Field(pad=-100)
+_LABELS = Field(pad=-100, first=-100)
 
 WELL_KNOWN: dict[str, Field] = {
     **dict.fromkeys(
@@ -147,7 +150,7 @@ def preference() -> dict[str, Field]:
     'rejected_attention_mask'
     """
     pairs = {
-        f"{side}_{name}": Field(pad=role.pad, mask=f"{side}_attention_mask")
+        f"{side}_{name}": replace(role, mask=f"{side}_attention_mask")
         for side in ("chosen", "rejected")
         for name, role in WELL_KNOWN.items()
         if role.span == "sequence"

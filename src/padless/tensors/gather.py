@@ -53,29 +53,30 @@ def padded_cells(rows: Tensor, first: Tensor | None, size: Tensor, width: int, *
     return Cells(rows[:, None], token if first is None else token + first[:, None], over, real, document, full)
 
 
-def packed_cells(rows: Tensor, first: Tensor | None, size: Tensor, held: Tensor, total: int, *, full: bool) -> Cells:
-    """Cells of one packed row: sequence i takes ``held[i]`` columns, its ``size[i]`` tokens first; (1, total).
+def packed_cells(
+    rows: Tensor, first: Tensor | None, size: Tensor, held: Tensor, names: Tensor, shape: tuple[int, int], *, full: bool
+) -> Cells:
+    """Cells of packed rows of ``shape`` (B, T): segment s takes ``held[s]`` columns, its ``size[s]`` tokens first.
 
-    ``total`` may exceed the sum of ``held``: the tail belongs to the last sequence's padding here, and callers give it
-    a segment of its own.
+    All arguments are (S,). ``names`` numbers the sequences and is -1 for a tail, whose size is 0 and whose ``rows``
+    entry may be any row. The sum of ``held`` is B x T.
     """
-    count = len(rows)
-    ends = held.cumsum(0)  # (k,)
-    tail = torch.tensor([total], device=rows.device) - (ends[-1:] if count else 0)  # (1,)
-    document = torch.repeat_interleave(  # (total,)
-        torch.arange(count + 1, device=rows.device), torch.cat([held, tail]), output_size=total
-    )
-    begins = torch.cat([ends - held, ends[-1:] if count else ends.new_zeros(1)])  # (k + 1,)
-    place = torch.arange(total, device=rows.device) - begins[document]  # (total,)
-    in_tail = document == count
-    inside = document.clamp(max=max(count - 1, 0))
-    last = (size - 1).clamp(min=0)[inside]
+    total = shape[0] * shape[1]
+    segment = torch.repeat_interleave(held, output_size=total)  # (B * T,)
+    place = torch.arange(total, device=rows.device) - (held.cumsum(0) - held)[segment]
+    last = (size - 1).clamp(min=0)[segment]
     token = torch.minimum(place, last)
-    over = torch.where(in_tail, place - token, (place - last).clamp(min=0))
-    real = (place < size[inside]) & ~in_tail
+    over, real = place - token, place < size[segment]
     if first is not None:
-        token = token + first[inside]
-    return Cells(rows[inside][None], token[None], over[None], real[None], document[None], full)
+        token = token + first[segment]
+    return Cells(
+        row=rows[segment].view(shape),
+        token=token.view(shape),
+        over=over.view(shape),
+        real=real.view(shape),
+        document=names[segment].view(shape),
+        full=full,
+    )
 
 
 class TokenIndex:
@@ -94,7 +95,8 @@ class TokenIndex:
             real: Tensor | None = None if cells.full else cells.real
             if alignment.low is not None:
                 real = (cells.token >= alignment.low[cells.row]) & cells.real
-                index = index.clamp(0, max(entries - 1, 0))
+            # What no real cell reads may point outside: a response's cells before it, an empty row at the end.
+            index = index.clamp(0, max(entries - 1, 0))
             self._known[key] = (index.flatten().to(device), None if real is None else real.to(device))
         return self._known[key]
 

@@ -1,20 +1,30 @@
-"""The inputs of one padded micro-batch, field by field."""
+"""The inputs of one micro-batch, field by field."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from padless.tensors.gather import Cells, TokenIndex, gather_rows, gather_tokens, padded_cells
-from padless.tensors.rows import Alignment, Rows
+from padless.errors import PadlessError
+from padless.tensors.attention import block_mask
+from padless.tensors.boundaries import Boundaries
+from padless.tensors.gather import Cells, TokenIndex, gather_rows, gather_tokens, packed_cells, padded_cells
+from padless.tensors.layouts import boundary_inputs
+from padless.tensors.rows import Alignment, Column, Rows
 
-__all__ = ["Made", "Responses", "padded_inputs", "response_cells"]
+__all__ = ["Made", "Responses", "cells_of", "packed_inputs", "padded_inputs", "response_cells"]
 
 Responses: TypeAlias = Literal["sequence", "block"]
+Index = npt.NDArray[np.int64]
+
+_NEEDED = re.compile(r"(^|[._])(input_ids|inputs_embeds|token_type_ids)$")
+"""Fields of tokens that a forward pass reads, beside masks and positions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,19 +37,24 @@ class Made:
 
 def padded_inputs(
     rows: Rows,
-    chosen: npt.NDArray[np.int64],
+    chosen: Index,
     cells: dict[str, Cells],
     responses: Responses,
     *,
-    without: frozenset[str] = frozenset(),
+    drop_masks: bool = False,
+    blank: bool = False,
 ) -> Made:
-    """Gather all fields for the rows ``chosen`` (k,), whose tokens lie in ``cells`` (one entry per mask)."""
+    """Gather all fields for the rows ``chosen`` (k,), whose tokens lie in ``cells`` (one entry per mask).
+
+    With ``drop_masks``, masks without a hole are left out: rows that begin at column 0 are causal without one. With
+    ``blank``, only what a forward pass needs is kept: targets, response masks and the like hold padding.
+    """
     index = {key: TokenIndex(held) for key, held in cells.items()}
     blocks: dict[str, TokenIndex] = {}
     on_device = next(iter(cells.values())).row[:, 0]
     leaves: dict[str, Any] = {}
     for key, column in rows.columns.items():
-        if key in without:
+        if drop_masks and key in rows.streams and not rows.streams[key].holes[chosen].any():
             continue
         alignment = column.alignment
         if alignment is not None:
@@ -48,13 +63,21 @@ def padded_inputs(
                 if alignment.stream not in blocks:
                     blocks[alignment.stream] = TokenIndex(response_cells(held.cells, alignment))
                 held = blocks[alignment.stream]
-            leaves[key] = gather_tokens(column, held)
+            leaves[key] = _tokens(rows, column, held, blank)
         elif column.field.span == "batch":
             leaves[key] = column.value
         else:
             leaves[key] = gather_rows(column, chosen, on_device)
     taken = {key: blocks[key].cells if key in blocks else index[key].cells for key in index}
     return Made(rows.rebuild(leaves, len(chosen)), taken)
+
+
+def _tokens(rows: Rows, column: Column, index: TokenIndex, blank: bool) -> Tensor:
+    values = gather_tokens(column, index)
+    role = column.field
+    if not blank or column.key in rows.streams or role.pad == "count" or _NEEDED.search(column.key):
+        return values
+    return torch.full_like(values, role.pad)
 
 
 def response_cells(cells: Cells, alignment: Alignment) -> Cells:
@@ -68,3 +91,76 @@ def response_cells(cells: Cells, alignment: Alignment) -> Cells:
     left = (first + size - begin).clamp(min=0)
     width = int(left.max()) if len(left) else 0
     return padded_cells(rows, begin, left, max(width, 1), full=False)
+
+
+def cells_of(segments: Index, first: Index | None, boundaries: Boundaries) -> Cells:
+    """Cells of packed rows: ``segments`` (S,) names the row of the store in each segment, -1 in a tail.
+
+    ``first`` (S,) is the token each begins with, where a sequence was cut.
+    """
+    device = boundaries.device
+    begins = np.flatnonzero(~boundaries.tail & (boundaries.lengths > 0))
+    any_row = segments[begins[0]] if len(begins) else 0
+    names = np.where(boundaries.tail, -1, np.cumsum(~boundaries.tail) - 1)
+    rows = np.where(boundaries.tail, any_row, segments)
+    arrays = np.stack([rows, boundaries.lengths, boundaries.held, names, rows * 0 if first is None else first])
+    moved = torch.from_numpy(arrays).to(device, non_blocking=True)  # (5, S), one transfer
+    return packed_cells(
+        moved[0],
+        None if first is None else moved[4],
+        moved[1],
+        moved[2],
+        moved[3],
+        (boundaries.rows, boundaries.width),
+        full=bool((boundaries.lengths == boundaries.held).all()),
+    )
+
+
+def packed_inputs(
+    rows: Rows,
+    chosen: Index,
+    cells: Cells,
+    boundaries: Boundaries,
+    layout: str,
+    *,
+    dtype: torch.dtype,
+    blank: bool = False,
+) -> Any:
+    """Gather all fields of packed rows that hold the rows ``chosen`` (k,), with the boundary data of ``layout``."""
+    stream = rows.only_stream
+    if stream.segmented:
+        raise PadlessError(f"{stream.key!r} numbers segments: its rows are packed already; split them into rows first")
+    masked = layout.startswith("packed-block-mask")
+    holed = stream.holes[chosen]
+    if holed.any() and not masked:
+        raise PadlessError(
+            f"row {chosen[int(holed.argmax())]} has zeros between its real tokens, and {layout!r} carries no mask:"
+            " use layout='padded' or a 'packed-block-mask' layout"
+        )
+    index = TokenIndex(cells)
+    on_device = torch.from_numpy(chosen).to(stream.size.device)
+    leaves: dict[str, Any] = {}
+    keys: Tensor | None = None
+    begins = cells.real & (boundaries.position_ids == boundaries.start)  # (B, T) first tokens
+    for key, column in rows.columns.items():
+        role = column.field
+        if key == stream.key:
+            keys = gather_tokens(column, index) if holed.any() else None
+        elif column.alignment is not None:
+            values = _tokens(rows, column, index, blank)
+            leaves[key] = values if role.first is None else values.masked_fill(begins, role.first)
+        elif role.span == "batch":
+            leaves[key] = column.value
+        else:
+            leaves[key] = gather_rows(column, chosen, on_device)
+    parent = stream.key.rpartition(".")[0]
+    prefix = f"{parent}." if parent else ""
+    leaves.setdefault(f"{prefix}position_ids", boundaries.position_ids)
+    leaves.update({prefix + key: value for key, value in boundary_inputs(layout, boundaries).items()})
+    if masked:
+        kind: Literal["bool", "additive"] = "bool" if layout.endswith("bool") else "additive"
+        seen = None if keys is None else (keys > 0) | ~cells.real
+        leaves[prefix + "attention_mask"] = block_mask(boundaries.segment_ids, kind=kind, dtype=dtype, keys=seen)
+    # A cache makes transformers drop the boundaries that position ids carry.
+    leaves[prefix + "use_cache"] = False
+    return rows.rebuild(leaves, None)

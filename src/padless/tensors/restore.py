@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from padless.errors import PadlessError
@@ -31,26 +28,23 @@ def find_alignment(rows: Rows, span: str, mask: str | None) -> Alignment:
     raise PadlessError(f"the batch has no field of span {span!r} that follows {mask!r}: there is no width to restore")
 
 
-def pick_tokens(tensor: Tensor, cells: Cells, low: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Values (n, ...) of the real cells, the store row of each (n,) and its token (n,)."""
+def pick_tokens(tensor: Tensor, cells: Cells, low: Tensor | None) -> Tensor:
+    """Values (n, ...) of the real cells of a (B, W, ...) tensor, sequence after sequence."""
     if tensor.shape[:2] != cells.real.shape:
         raise PadlessError(
             f"an output has shape {tuple(tensor.shape)}; expected {tuple(cells.real.shape)} as its micro-batch,"
             " then any further axes"
         )
+    keep = cells.real if low is None else cells.real & (cells.token >= low[cells.row])
+    return tensor[keep.to(tensor.device)]
+
+
+def scatter_tokens(tensor: Tensor, cells: Cells, alignment: Alignment, count: int, fill: float) -> Tensor:
+    """Write the real cells of ``tensor`` into a fresh (count, width, ...) tensor; differentiable."""
+    values = pick_tokens(tensor, cells, alignment.low)
     row = cells.row.expand_as(cells.token)
-    keep = cells.real if low is None else cells.real & (cells.token >= low[row])
-    return tensor[keep.to(tensor.device)], row[keep], cells.token[keep]
-
-
-def scatter_tokens(parts: Sequence[tuple[Tensor, Cells]], alignment: Alignment, count: int, fill: float) -> Tensor:
-    """Write the real cells of every part into a fresh (count, width, ...) tensor; differentiable."""
-    values, places = [], []
-    for tensor, cells in parts:
-        value, row, token = pick_tokens(tensor, cells, alignment.low)
-        values.append(value)
-        places.append(alignment.base[row] + token)
-    return place_tokens(torch.cat(values), torch.cat(places), alignment, count, fill)
+    keep = cells.real if alignment.low is None else cells.real & (cells.token >= alignment.low[row])
+    return place_tokens(values, (alignment.base[row] + cells.token)[keep], alignment, count, fill)
 
 
 def place_tokens(values: Tensor, places: Tensor, alignment: Alignment, count: int, fill: float) -> Tensor:

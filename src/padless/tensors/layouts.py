@@ -1,0 +1,82 @@
+"""The layouts that a micro-batch can have, by the names that `padless.verify` gives verdicts for."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol, TypeAlias
+
+from padless.errors import PadlessError, choose
+
+__all__ = ["LAYOUTS", "PACKED_LAYOUTS", "LayoutVerdicts", "PackedLayout", "choose_layout", "packed_layout"]
+
+PackedLayout: TypeAlias = Literal[
+    "packed-position-ids",
+    "packed-cu-seqlens",
+    "packed-seq-idx",
+    "packed-block-mask-additive",
+    "packed-block-mask-bool",
+]
+PACKED_LAYOUTS = (
+    "packed-position-ids",
+    "packed-cu-seqlens",
+    "packed-seq-idx",
+    "packed-block-mask-additive",
+    "packed-block-mask-bool",
+)
+PADDED_LAYOUTS = ("right-padded", "right-padded-no-mask")
+LAYOUTS = (*PADDED_LAYOUTS, *PACKED_LAYOUTS)
+_SHORT = {"padded": "right-padded", "packed": "packed-position-ids"}
+
+
+class LayoutVerdicts(Protocol):
+    """What `regroup` asks of a layout report; `padless.verify.check_layouts` returns one."""
+
+    @property
+    def best(self) -> str | None:
+        """The fastest layout that is exact for the model, or None."""
+
+    def allows(self, layout: str) -> bool:
+        """True where the layout is exact."""
+
+    def explain(self) -> str:
+        """Which layouts are exact, in words."""
+
+
+def packed_layout(name: str) -> str:
+    """The full name of a packed layout."""
+    return choose("layout", _SHORT.get(name, name), PACKED_LAYOUTS)
+
+
+def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> tuple[str, bool]:
+    """The layout to use, and whether it is used against the report's verdict.
+
+    ``"auto"`` takes the report's best, or right padding, which is exact for nearly every model. A layout asked for by
+    name that the report does not allow raises, unless ``unsafe``.
+    """
+    if name == "auto":
+        if report is None:
+            raise PadlessError("layout='auto' needs report=check_layouts(model); or name a layout, such as 'padded'")
+        best = report.best
+        return (best if best in LAYOUTS else "right-padded"), False
+    full = choose("layout", _SHORT.get(name, name), LAYOUTS)
+    if report is None or report.allows(full):
+        return full, False
+    if not unsafe:
+        raise PadlessError(
+            f"layout={name!r} is not exact for this model: {report.explain()} Use layout='auto', or unsafe=True to go"
+            " on regardless"
+        )
+    return full, True
+
+
+def is_packed(layout: str) -> bool:
+    """True where a micro-batch is one row of concatenated sequences."""
+    return layout in PACKED_LAYOUTS
+
+
+def boundary_inputs(layout: str, boundaries: Any) -> dict[str, Any]:
+    """What a layout gives the model beside tokens and positions; masks are made by the caller."""
+    if layout == "packed-cu-seqlens":
+        return dict(boundaries.flash_kwargs())
+    if layout == "packed-seq-idx":
+        return {"seq_idx": boundaries.seq_idx}
+    return {}
