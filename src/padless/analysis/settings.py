@@ -1,0 +1,108 @@
+"""A recommendation as text to paste."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from padless.analysis.recommend import NOTHING
+from padless.analysis.schedule import Setup
+
+__all__ = ["FRAMEWORKS", "settings_for"]
+
+FRAMEWORKS = ("pytorch", "transformers", "trl", "verl", "lightning")
+"""Keys of the texts among the settings."""
+
+_GROUPING = {"step-greedy": "step", "step-balanced": "step", "pool": "pool", "range": "range", "sorted": "sorted"}
+
+
+def settings_for(strategy: str, setup: Setup) -> dict[str, Any]:
+    """Values by name, and for each of `FRAMEWORKS` a text to paste."""
+    if strategy == NOTHING:
+        return {}
+    values: dict[str, Any] = {
+        "token_budget": setup.token_budget,
+        "sequences_per_step": setup.sequences_per_step,
+        "ranks": setup.ranks,
+    }
+    if strategy == "packed":
+        return {**values, "capacity": setup.token_budget, "layout": "packed", **_packed(setup)}
+    method = "greedy" if strategy == "step-greedy" else "balanced"
+    grouping = _GROUPING.get(strategy, "step")
+    return {**values, "grouping": grouping, "method": method, "layout": "padded", **_padded(setup, grouping, method)}
+
+
+def _padded(setup: Setup, grouping: str, method: str) -> dict[str, str]:
+    budget, size = setup.token_budget, setup.sequences_per_step
+    per_rank = max(1, size // setup.ranks)
+    sampler = f"""\
+from torch.utils.data import DataLoader
+from padless.data import PaddedCollator, TokenBudgetSampler, measure
+
+lengths = measure(dataset, tokenizer=tokenizer).lengths
+sampler = TokenBudgetSampler(lengths, token_budget={budget}, sequences_per_step={size}, grouping="{grouping}")
+loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator())"""
+    options = (
+        f"token_budget={budget}"
+        if method == "balanced"
+        else f'padless=PadlessOptions(token_budget={budget}, method="{method}")'
+    )
+    name = "with_padless" if method == "balanced" else "PadlessOptions, with_padless"
+    return {
+        "pytorch": sampler + "\n# sampler.at_step_boundary says when to call optimizer.step()",
+        "transformers": f"""\
+from transformers import Trainer
+from padless.integrations.transformers import {name}
+
+# per_device_train_batch_size x gradient_accumulation_steps = {per_rank} sequences on each rank, as before
+trainer = with_padless(Trainer)(model, args, train_dataset=dataset, data_collator=collator, {options})""",
+        "trl": f"""\
+from trl import SFTTrainer  # or DPOTrainer, GRPOTrainer
+from padless.integrations.trl import {name}
+
+trainer = with_padless(SFTTrainer)(model, args, train_dataset=dataset, {options})""",
+        "verl": f"""\
+actor_rollout_ref.model.external_lib=padless.integrations.verl
+actor_rollout_ref.model.use_remove_padding=False
+actor_rollout_ref.actor.use_dynamic_bsz=True
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}
+actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget}""",
+        "lightning": sampler
+        + "\n# trainer = lightning.Trainer(use_distributed_sampler=False, ...): the sampler knows the ranks",
+    }
+
+
+def _packed(setup: Setup) -> dict[str, str]:
+    capacity = setup.token_budget
+    pack = f"padless pack DATA --out packs --capacity {capacity} --tokenizer TOKENIZER"
+    load = 'dataset = load_dataset("parquet", data_files="packs/*.parquet", split="train")'
+    loader = f"""\
+# {pack}
+from datasets import load_dataset
+from torch.utils.data import DataLoader
+from padless.data import PackedCollator
+
+{load}
+loader = DataLoader(dataset, batch_size=1, shuffle=True, collate_fn=PackedCollator())"""
+    return {
+        "pytorch": loader + "\n# model.config.use_cache = False: packed rows need it",
+        "transformers": loader.replace(
+            "from torch.utils.data import DataLoader\n", "from transformers import Trainer\n"
+        ).replace(
+            "loader = DataLoader(dataset, batch_size=1, shuffle=True, collate_fn=PackedCollator())",
+            "trainer = Trainer(model, args, train_dataset=dataset, data_collator=PackedCollator())",
+        ),
+        "trl": f"""\
+# {pack}
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+{load}
+args = SFTConfig(padding_free=True, max_length=None, per_device_train_batch_size=1)
+trainer = SFTTrainer(model, args, train_dataset=dataset)""",
+        "verl": f"""\
+actor_rollout_ref.model.use_remove_padding=True
+actor_rollout_ref.actor.use_dynamic_bsz=True
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu={capacity}
+actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={capacity}""",
+        "lightning": loader,
+    }
