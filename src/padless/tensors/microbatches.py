@@ -108,7 +108,7 @@ class Regrouped:
         counts = plan.rows.reshape(plan.steps, plan.ranks)[:, rank]
         self._cuts = np.concatenate([[0], np.cumsum(counts)])  # (K + 1,)
         self._indices = plan.order[mine]
-        self._sizes = plan.slot_lengths[mine].reshape(len(mine), -1)  # (n, F)
+        self._sizes = plan.slot_lengths[mine].reshape(len(mine), len(home.streams))  # (n, F)
         self._first = None if plan.spans is None else plan.spans[mine, 0]
         own = 0 if world is None or need is not None else world.own().start
         self._rows = self._indices - own if need is None else np.searchsorted(need, self._indices)
@@ -266,7 +266,7 @@ class Regrouped:
             return ones, ones
         f = list(self._home.streams).index(alignment.stream)
         first = ones * 0 if self.plan.spans is None else self.plan.spans[slots, 0]
-        size = self.plan.slot_lengths.reshape(len(self.plan.order), -1)[slots, f]
+        size = self.plan.slot_lengths.reshape(len(self.plan.order), len(self._home.streams))[slots, f]
         if alignment.low is None:
             return first, size
         rows = self.plan.order[slots]
