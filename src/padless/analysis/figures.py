@@ -14,6 +14,8 @@ __all__ = ["Figures", "figures_of", "perfect_time"]
 
 Index = npt.NDArray[np.int64]
 
+_STEPS = 12  # a correlation of fewer steps is noise
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
@@ -27,7 +29,7 @@ class Figures:
         rank_imbalance: share by which the slowest rank's time exceeds the ranks' mean: time spent waiting, over time
             spent working. 0 for one rank.
         neighbour_correlation: correlation between the mean lengths of consecutive optimizer steps; near 0 for a
-            shuffled epoch, 1 for a sorted one. ``None`` with fewer than 4 steps, or where all are equal.
+            shuffled epoch, 1 for a sorted one. ``None`` with fewer than 12 steps, or where all are equal.
         micro_steps: micro-steps, each as long as its slowest rank.
         largest: padded tokens of the largest micro-batch.
     """
@@ -85,6 +87,6 @@ def _neighbour_correlation(schedule: Schedule) -> float | None:
     total = schedule.lengths.sum(axis=1)[schedule.order].astype(np.float64)
     count = np.bincount(step)
     mean = np.bincount(step, weights=total)[count > 0] / count[count > 0]  # (steps,)
-    if len(mean) < 4 or mean[1:].std() == 0 or mean[:-1].std() == 0:
+    if len(mean) < _STEPS or mean[1:].std() == 0 or mean[:-1].std() == 0:
         return None
     return float(np.corrcoef(mean[:-1], mean[1:])[0, 1])
