@@ -1,0 +1,328 @@
+"""The benchmark: all arms on the same sequences from the same weights, step by step in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from padless.bench.arms import ALONE, ARMS, MASKED, Setting, group, pick_arms
+from padless.bench.batch import Batch, make_batch
+from padless.bench.equality import LIMITS, Evidence, Limits, Probe, probe_layouts
+from padless.bench.log_probs import token_log_probs
+from padless.bench.measure import machine, versions
+from padless.bench.models import Built, build, pick_device, pick_dtype
+from padless.bench.results import ArmResult, BenchReport, ModelResult
+from padless.bench.scan import linear_scan
+from padless.bench.step import OPTIMIZER, Step, Trajectory, copy_of, run_step
+from padless.bench.workloads import Workload
+from padless.cost import DEFAULT_COST, CostModel
+from padless.errors import PadlessError
+from padless.lengths import positive_int
+
+__all__ = ["BenchOptions", "run"]
+
+Progress = Callable[[str], None]
+
+_UPDATES = 3
+"""Optimizer steps after which parameters are compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """How to run the benchmark.
+
+    Attributes:
+        models: names for `padless.bench.models.build`.
+        arms: names from `padless.bench.arms.ALL_ARMS`.
+        rows: rows of a micro-batch in ``fixed`` and ``truncate``.
+        token_budget: most padded tokens of a micro-batch in the others; ``None`` is as many as the longest row that
+            ``fixed`` can have, or twice the mean micro-batch... see `default_budget`.
+        repeats: optimizer steps of each arm, one of each in turn; the time is their median.
+        device, dtype: where and in what precision.
+        seed: of weights; the workload has its own.
+        masks: also time ``truncate``, ``greedy`` and ``balanced`` with an attention mask.
+        checkpointing: recompute activations in the backward pass.
+        calibration_seconds: the most that measuring the cost model may take.
+    """
+
+    models: tuple[str, ...] = ("qwen2", "jamba")
+    arms: tuple[str, ...] = ARMS
+    rows: int = 4
+    token_budget: int | None = None
+    repeats: int = 3
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+    masks: bool = True
+    checkpointing: bool = False
+    calibration_seconds: float = 10.0
+
+    def checked(self, workload: Workload) -> BenchOptions:
+        """The same with every value checked and the token budget filled in."""
+        if not self.models:
+            raise PadlessError("no model was named")
+        arms = pick_arms(self.arms)
+        rows, repeats = positive_int(self.rows, name="rows"), positive_int(self.repeats, name="repeats")
+        pick_device(self.device)
+        pick_dtype(self.dtype)
+        budget = default_budget(workload) if self.token_budget is None else self.token_budget
+        budget = positive_int(budget, name="token_budget")
+        longest = int(workload.lengths.argmax())
+        if workload.lengths[longest] > budget:
+            raise PadlessError(
+                f"sequence {longest} has {workload.lengths[longest]} tokens, over the token budget {budget}:"
+                " raise --token-budget, or lower --scale or the maxima"
+            )
+        return replace(self, arms=arms, rows=rows, repeats=repeats, token_budget=budget)
+
+
+def default_budget(workload: Workload) -> int:
+    """One row of ``fixed``: the smallest budget that any sequence of the workload fits."""
+    return workload.width
+
+
+def run(workload: Workload, options: BenchOptions | None = None, *, progress: Progress | None = None) -> BenchReport:
+    """Run the benchmark.
+
+    Args:
+        workload: from `padless.bench.workloads`.
+        options: how.
+        progress: told what is being done, in words.
+
+    Raises:
+        PadlessError: an option that cannot be met, a model that cannot be built, a sequence over the token budget.
+    """
+    from padless import __version__
+
+    options = (options or BenchOptions()).checked(workload)
+    tell = progress or (lambda _: None)
+    began = time.perf_counter()
+    models: dict[str, ModelResult] = {}
+    for name in options.models:
+        with linear_scan():
+            tell(f"{name}: building the model")
+            built = build(name, device=options.device, dtype=options.dtype, seed=options.seed)
+            _check_positions(built, workload)
+            if built.name in models:
+                raise PadlessError(f"model {built.name} is named more than once")
+            models[built.name] = _Run(built, workload, options, tell).result()
+            del built
+    return BenchReport(
+        padless=__version__,
+        machine=machine(options.device),
+        versions=versions(),
+        workload={**workload.to_dict(), **_described(options)},
+        lengths=workload.lengths.tolist(),
+        token_budget=int(options.token_budget or 0),
+        models=models,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _described(options: BenchOptions) -> dict[str, Any]:
+    return {
+        "rows": options.rows,
+        "repeats": options.repeats,
+        "dtype": options.dtype,
+        "optimizer": {"name": "AdamW", **{k: list(v) if isinstance(v, tuple) else v for k, v in OPTIMIZER.items()}},
+        "checkpointing": options.checkpointing,
+    }
+
+
+def _check_positions(built: Built, workload: Workload) -> None:
+    limit = getattr(built.model.config, "max_position_embeddings", None)
+    longest = int(workload.lengths.max())
+    if isinstance(limit, int) and longest > limit:
+        raise PadlessError(
+            f"the longest sequence has {longest} tokens; model {built.name} has {limit} positions: lower --scale"
+        )
+
+
+class _Run:
+    """All arms on one model."""
+
+    def __init__(self, built: Built, workload: Workload, options: BenchOptions, tell: Progress) -> None:
+        self.built, self.options, self.tell = built, options, tell
+        self.reference = built.model.eval().requires_grad_(False)
+        self.batch = make_batch(workload.folded(built.vocabulary), device=options.device)
+        self.real = int(workload.lengths.sum())
+        self.lengths = workload.lengths
+        self.setting = Setting(rows=options.rows, token_budget=int(options.token_budget or 0), cost=DEFAULT_COST)
+        # On the CPU each arm trains a copy of its own; on CUDA one copy serves all, set back before each step.
+        self.policy = copy_of(self.reference, checkpointing=options.checkpointing) if options.device == "cuda" else None
+
+    def result(self) -> ModelResult:
+        self.tell(f"{self.built.name}: checking layouts")
+        probes = probe_layouts(self.reference, self.batch, self.setting, arms=self.options.arms)
+        self.setting = _with_layouts(self.setting, probes)
+        self.tell(f"{self.built.name}: measuring what a micro-batch costs")
+        cost, seconds = self._calibrate()
+        self.setting = replace(self.setting, cost=cost)
+        steps, evidence = self._steps(self._names())
+        arms = {name: self._arm(name, steps[name], evidence, probes) for name in steps if name != ALONE}
+        asked = {name: arms[name] for name in self.options.arms}
+        return ModelResult(
+            name=self.built.name,
+            described=self.built.to_dict(),
+            arms=asked,
+            leaks=_leaks(probes, arms, self.setting),
+            cost=cost,
+            calibration_seconds=seconds,
+            updates=1 if self.policy is not None else min(_UPDATES, self.options.repeats),
+        )
+
+    def _names(self) -> list[str]:
+        """The arms asked for, and their twins with a mask where the mask makes a difference."""
+        names = list(self.options.arms)
+        if self.options.masks and self.setting.no_mask:
+            names += [twin for twin, arm in MASKED.items() if arm in names and twin not in names]
+        return names
+
+    def _calibrate(self) -> tuple[CostModel, float]:
+        if not any(name.startswith("balanced") for name in self.options.arms):
+            return DEFAULT_COST, 0.0
+        began = time.perf_counter()
+        policy = self.policy or copy_of(self.reference, checkpointing=self.options.checkpointing)
+        vocabulary = self.built.vocabulary
+
+        def step(rows: int, width: int) -> None:
+            ids = torch.randint(0, vocabulary, (rows, width), device=self.options.device)
+            inputs: Batch = {"input_ids": ids}
+            if not self.setting.no_mask:
+                inputs["attention_mask"] = torch.ones_like(ids)
+            with torch.no_grad():
+                token_log_probs(self.reference(**inputs, use_cache=False).logits, ids)
+            values = token_log_probs(policy(**inputs, use_cache=False).logits, ids)
+            values.mean().backward()  # type: ignore[no-untyped-call]
+            if self.options.device == "cuda":
+                torch.cuda.synchronize()
+
+        shapes = _shapes(self.lengths, self.setting.token_budget)
+        for _ in range(2):  # whatever is compiled or allocated for the first time
+            step(*shapes[0])
+        try:
+            cost = CostModel.calibrate(
+                step,
+                shapes=shapes,
+                max_rows=max(rows for rows, _ in shapes),
+                max_width=max(width for _, width in shapes),
+                repeats=2,
+                max_seconds=self.options.calibration_seconds,
+            )
+        except PadlessError:  # no two shapes in the time allowed: the report says which costs were used
+            cost = DEFAULT_COST
+        policy.zero_grad(set_to_none=True)
+        return cost, time.perf_counter() - began
+
+    def _steps(self, names: Sequence[str]) -> tuple[dict[str, list[Step]], dict[str, Evidence]]:
+        """Every arm's steps, in turn, and what each computed."""
+        every = [ALONE, *names]
+        steps: dict[str, list[Step]] = {name: [] for name in every}
+        evidence: dict[str, Evidence] = {}
+        trajectories = {name: Trajectory(self.reference, **self._sharing()) for name in every}
+        self._warm_up(names)
+        last = 1 if self.policy is not None else min(_UPDATES, self.options.repeats)
+        for repeat in range(self.options.repeats):
+            turn = repeat % len(names)
+            for name in [*names[turn:], *names[:turn], ALONE]:
+                if name == ALONE and repeat >= last:
+                    continue
+                self.tell(f"{self.built.name}: {name}, step {repeat + 1} of {self.options.repeats}")
+                trajectory = trajectories[name]
+                trajectory.begin()
+                step = run_step(
+                    name, trajectory, self.batch, self.setting, device=self.options.device, keep=repeat == 0
+                )
+                if step.evidence is not None:
+                    evidence[name] = step.evidence
+                if repeat + 1 == last:
+                    evidence[name] = replace(evidence[name], update=trajectory.update())
+                steps[name].append(replace(step, evidence=None))
+        return steps, evidence
+
+    def _sharing(self) -> dict[str, Any]:
+        return {"policy": self.policy, "checkpointing": self.options.checkpointing}
+
+    def _warm_up(self, names: Sequence[str]) -> None:
+        """One micro-batch of each arm, untimed: compilers, allocators and caches have their first time here."""
+        policy = self.policy or copy_of(self.reference, checkpointing=self.options.checkpointing)
+        for name in names:
+            self.tell(f"{self.built.name}: warming up {name}")
+            groups = group(name, self.batch, self.setting)
+            micro = groups.micro(0)
+            values = micro.log_probs(policy)
+            with micro.backward_context(policy):
+                values.mean().backward()  # type: ignore[no-untyped-call]
+        policy.zero_grad(set_to_none=True)
+
+    def _arm(
+        self, name: str, steps: Sequence[Step], evidence: dict[str, Evidence], probes: dict[str, Probe]
+    ) -> ArmResult:
+        others = [evidence[other] for other in (ALONE, "fixed") if other in evidence and other != name]
+        differences = evidence[name].differences(others, self.batch["response_mask"].cpu())
+        valid = _is_exact(name, probes, self.setting)
+        if self.options.dtype == "float32":
+            valid = valid and within(differences, LIMITS)
+        return ArmResult(
+            name=name,
+            steps=tuple(steps),
+            real_tokens=self.real,
+            padded_tokens=sum(rows * width for rows, width, _ in steps[0].micros),
+            valid=valid,
+            differences=differences,
+        )
+
+
+def within(differences: dict[str, float | None], limits: Limits) -> bool:
+    """Whether all measured differences are rounding."""
+    allowed = {
+        "max_logprob_difference": limits.logprob,
+        "loss_difference": limits.loss,
+        "gradient_difference": limits.gradient,
+        "update_difference": limits.update,
+    }
+    return all(value is None or value <= allowed[name] for name, value in differences.items())
+
+
+def _with_layouts(setting: Setting, probes: dict[str, Probe]) -> Setting:
+    """Go without a mask only where that is exact; pack the way that is exact, if one is."""
+    bare = probes.get("right-padded-no-mask")
+    ids = probes.get("packed-position-ids")
+    return replace(setting, no_mask=bare is not None and bare.exact, segments=ids is None or not ids.exact)
+
+
+def _is_exact(name: str, probes: dict[str, Probe], setting: Setting) -> bool:
+    if name == "fixed":
+        return True  # judged by its differences
+    if name == "packed":
+        return probes["packed"].exact or not setting.segments
+    layout = "right-padded-no-mask" if setting.no_mask and name not in MASKED else "right-padded"
+    return probes[layout].exact
+
+
+def _leaks(probes: dict[str, Probe], arms: dict[str, ArmResult], setting: Setting) -> dict[str, Any]:
+    """Layouts and what they do to the model; and what the mask costs where it can be left out."""
+    leaks: dict[str, Any] = {name: probe.to_dict() for name, probe in probes.items()}
+    if "right-padded-no-mask" in leaks:
+        leaks["right-padded-no-mask"]["used"] = setting.no_mask
+        leaks["right-padded-no-mask"]["seconds"] = {
+            arm: {"with_mask": arms[twin].seconds, "without_mask": arms[arm].seconds}
+            for twin, arm in MASKED.items()
+            if twin in arms and arm in arms
+        }
+    return leaks
+
+
+def _shapes(lengths: np.ndarray[Any, Any], budget: int) -> list[tuple[int, int]]:
+    """Micro-batches to time: widths that the workload has, from one row up to the budget."""
+    widths = sorted({int(w) for w in np.quantile(lengths, [0.1, 0.4, 0.7, 0.9, 1.0])})
+    shapes = set()
+    for width in widths:
+        most = max(1, min(budget // width, len(lengths)))
+        shapes |= {(1, width), (max(1, most // 3), width), (most, width)}
+    return sorted(shapes, key=lambda shape: shape[0] * shape[1])

@@ -1,0 +1,267 @@
+"""The selective scan of Mamba-1 models in time linear in the width, for benchmarks.
+
+The PyTorch path of transformers slices one column after another; the backward pass of each slice writes a gradient as
+large as the whole tensor, so that its time grows with the square of the width, which no kernel used in training does.
+Timing with it would make padding look far worse than it is. `linear_scan` puts an own autograd function in its place
+for the time of a benchmark: same inputs, same outputs, same gradients to rounding, states recomputed and not kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["SCAN_MODELS", "linear_scan", "selective_scan"]
+
+SCAN_MODELS = ("falcon_mamba", "jamba", "mamba", "zamba")
+"""Model types of transformers whose scan is Mamba-1's."""
+
+_SEGMENT = 1024
+"""Columns whose states exist at the same time in the device-independent path."""
+
+
+@contextmanager
+def linear_scan() -> Iterator[None]:
+    """Inside, Mamba-1 models of transformers run `selective_scan`; afterwards what was there before.
+
+    Where the ``mamba_ssm`` kernels are installed for the device, those are linear already and stay.
+
+    >>> with linear_scan():
+    ...     pass  # build and train a Jamba model
+    """
+    replaced: list[tuple[Any, Any]] = []
+    for name in SCAN_MODELS:
+        try:
+            module: Any = import_module(f"transformers.models.{name}.modeling_{name}")
+        except ImportError:
+            continue
+        stock = getattr(module, "mamba_selective_scan", None)
+        if stock is not None and not _has_kernels():
+            replaced.append((module, stock))
+            module.mamba_selective_scan = selective_scan
+    try:
+        yield
+    finally:
+        for module, stock in replaced:
+            module.mamba_selective_scan = stock
+
+
+def _has_kernels() -> bool:
+    from importlib.util import find_spec
+
+    return torch.cuda.is_available() and find_spec("mamba_ssm") is not None
+
+
+def selective_scan(
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **ignored: Any,
+) -> Any:
+    """What ``mamba_selective_scan`` of transformers computes, forward and backward in time linear in the width.
+
+    Args:
+        hidden_states, dt: (rows, channels, width).
+        A: (channels, N), negative.
+        B, C: (rows, N, width).
+        D: (channels,), the skip connection.
+        z: (rows, channels, width), the gate.
+        delta_bias: (channels,), added to ``dt``.
+        delta_softplus: apply softplus to ``dt``.
+        return_last_state: needs a cache, which training has not; refused.
+
+    Returns:
+        (rows, channels, width).
+    """
+    if return_last_state:
+        raise NotImplementedError("the benchmark's scan keeps no state: run the model with use_cache=False")
+    if delta_bias is not None:
+        dt = dt + delta_bias.to(dt.dtype)[..., None]
+    if delta_softplus:
+        dt = F.softplus(dt)
+    exact = torch.promote_types(hidden_states.dtype, torch.float32)  # float32 for half precision, float64 stays
+    apply: Any = _Scan.apply
+    y = apply(
+        hidden_states.to(exact), dt.to(exact), A.to(exact), B.transpose(1, 2).to(exact), C.transpose(1, 2).to(exact)
+    )
+    if D is not None:
+        y = y + hidden_states * D[None, :, None]
+    if z is not None:
+        y = y * F.silu(z)
+    return y
+
+
+class _Scan(torch.autograd.Function):
+    """u, delta (rows, channels, width), A (channels, N), B, C (rows, width, N) -> y (rows, channels, width)."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        inputs = [tensor.contiguous() for tensor in given]
+        run: Any = _cpu_forward if inputs[0].device.type == "cpu" else _any_forward
+        y, kept = run(*inputs)
+        ctx.save_for_backward(*inputs, kept)
+        out: torch.Tensor = y
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor) -> Any:
+        *inputs, kept = ctx.saved_tensors
+        run: Any = _cpu_backward if inputs[0].device.type == "cpu" else _any_backward
+        return run(*inputs, kept, dy[0].contiguous())
+
+
+# --- CPU: compiled kernels, channels shared among as many threads as torch uses
+
+
+def _shares(channels: int) -> list[tuple[int, int]]:
+    threads = max(1, min(torch.get_num_threads(), channels))
+    cuts = [channels * i // threads for i in range(threads + 1)]
+    return list(pairwise(cuts))
+
+
+def _cpu_forward(
+    u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    from padless.bench import scan_kernels
+
+    rows, channels, width = u.shape
+    y = torch.empty_like(u)
+    kept = u.new_empty(rows, channels, math.ceil(width / scan_kernels.CHUNK), A.shape[1])
+    arrays = [tensor.detach().numpy() for tensor in (u, delta, A, B, C, y, kept)]
+    kernel: Any = scan_kernels.forward
+    _threaded(lambda first, last: kernel(*arrays, first=first, last=last), _shares(channels))
+    return y, kept
+
+
+def _cpu_backward(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    kept: torch.Tensor,
+    dy: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    from padless.bench import scan_kernels
+
+    shares = _shares(u.shape[1])
+    du, ddelta, dA = torch.empty_like(u), torch.empty_like(u), torch.zeros_like(A)
+    dB = B.new_zeros(len(shares), *B.shape)  # one for each thread: summed over channels
+    dC = C.new_zeros(len(shares), *C.shape)
+    arrays = [tensor.detach().numpy() for tensor in (u, delta, A, B, C, kept, dy, du, ddelta, dA)]
+    of_B, of_C = dB.numpy(), dC.numpy()
+    kernel: Any = scan_kernels.backward
+
+    def run(first: int, last: int) -> None:
+        share = shares.index((first, last))
+        kernel(*arrays, of_B[share], of_C[share], first=first, last=last)
+
+    _threaded(run, shares)
+    return du, ddelta, dA, dB.sum(0), dC.sum(0)
+
+
+def _threaded(run: Any, shares: list[tuple[int, int]]) -> None:
+    if len(shares) == 1:
+        run(*shares[0])
+        return
+    with ThreadPoolExecutor(len(shares)) as pool:
+        for done in [pool.submit(run, *share) for share in shares]:
+            done.result()
+
+
+# --- any device: a scan in two levels, about 2 sqrt(columns) launches for each segment
+
+
+def _any_forward(
+    u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, channels, width = u.shape
+    y = torch.empty_like(u)
+    kept = u.new_zeros(rows, channels, math.ceil(width / _SEGMENT), A.shape[1])
+    state = u.new_zeros(rows, channels, A.shape[1])
+    for i, part in enumerate(_segments(width)):
+        kept[:, :, i] = state
+        decay, inflow = _discrete(u[:, :, part], delta[:, :, part], A, B[:, part])
+        h, state = _scan(decay, inflow, state)  # (rows, channels, columns, N)
+        y[:, :, part] = torch.einsum("rdtn,rtn->rdt", h, C[:, part])
+    return y, kept
+
+
+def _any_backward(
+    u: torch.Tensor,
+    delta: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    kept: torch.Tensor,
+    dy: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    du, ddelta, dA = torch.empty_like(u), torch.empty_like(u), torch.zeros_like(A)
+    dB, dC = torch.empty_like(B), torch.empty_like(C)
+    from_right = torch.zeros_like(kept[:, :, 0])  # gradient of the last state of the segment
+    for i, part in reversed(list(enumerate(_segments(u.shape[2])))):
+        x, step, right, up = u[:, :, part], delta[:, :, part], B[:, part], dy[:, :, part]
+        decay, inflow = _discrete(x, step, A, right)
+        h, _ = _scan(decay, inflow, kept[:, :, i])
+        before = torch.cat([kept[:, :, i, None], h[:, :, :-1]], dim=2)
+        own = up[..., None] * C[:, None, part]  # (rows, channels, columns, N)
+        # The gradient runs from right to left with the next column's decay; the last one has been applied already.
+        shifted = torch.cat([decay[:, :, 1:], torch.ones_like(decay[:, :, :1])], dim=2)
+        g, _ = _scan(shifted.flip(2), own.flip(2), from_right)
+        g = g.flip(2)
+        through = g * decay * before
+        to_inflow = torch.einsum("rdtn,rtn->rdt", g, right)
+        du[:, :, part] = to_inflow * step
+        ddelta[:, :, part] = to_inflow * x + torch.einsum("rdtn,dn->rdt", through, A)
+        dA += torch.einsum("rdtn,rdt->dn", through, step)
+        dB[:, part] = torch.einsum("rdtn,rdt->rtn", g, step * x)
+        dC[:, part] = torch.einsum("rdtn,rdt->rtn", h, up)
+        from_right = decay[:, :, 0] * g[:, :, 0]
+    return du, ddelta, dA, dB, dC
+
+
+def _segments(width: int) -> list[slice]:
+    return [slice(start, min(start + _SEGMENT, width)) for start in range(0, width, _SEGMENT)]
+
+
+def _discrete(
+    u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decay and inflow of each state, both (rows, channels, columns, N)."""
+    return torch.exp(delta[..., None] * A[:, None, :]), (delta * u)[..., None] * B[:, None]
+
+
+def _scan(decay: torch.Tensor, inflow: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """h[t] = decay[t] * h[t-1] + inflow[t] along axis 2, from ``state`` (rows, channels, N); all h and the last one.
+
+    Columns are cut into runs; all runs are scanned side by side, then chained, then what flowed in is added.
+    """
+    rows, channels, width, size = decay.shape
+    run = math.ceil(math.sqrt(width))
+    extra = math.ceil(width / run) * run - width
+    decay = F.pad(decay, (0, 0, 0, extra), value=1.0).view(rows, channels, -1, run, size)
+    h = F.pad(inflow, (0, 0, 0, extra)).clone().view(rows, channels, -1, run, size)
+    for k in range(1, run):
+        h[:, :, :, k] += decay[:, :, :, k] * h[:, :, :, k - 1]
+    product = decay.cumprod(dim=3)
+    entering = torch.empty_like(h[:, :, :, 0])  # (rows, channels, runs, N)
+    for r in range(h.shape[2]):
+        entering[:, :, r] = state
+        state = product[:, :, r, -1] * state + h[:, :, r, -1]
+    h += product * entering[:, :, :, None]
+    return h.view(rows, channels, -1, size)[:, :, :width], state

@@ -1,0 +1,167 @@
+"""The benchmark's scan is what transformers computes, forward and backward, in time linear in the width."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import JambaConfig, JambaForCausalLM
+from transformers.models.jamba import modeling_jamba
+
+from padless.bench import scan
+from padless.bench.scan import linear_scan, selective_scan
+
+STOCK = modeling_jamba.mamba_selective_scan
+
+
+def arguments(dtype: torch.dtype, rows: int = 2, channels: int = 6, width: int = 70, state: int = 16, seed: int = 0):
+    torch.manual_seed(seed)
+    given = {
+        "hidden_states": torch.randn(rows, channels, width, dtype=dtype),
+        "dt": torch.randn(rows, channels, width, dtype=dtype),
+        "A": -torch.rand(channels, state, dtype=dtype) * 8 - 0.1,
+        "B": torch.randn(rows, state, width, dtype=dtype),
+        "C": torch.randn(rows, state, width, dtype=dtype),
+        "D": torch.randn(channels, dtype=dtype),
+        "z": torch.randn(rows, channels, width, dtype=dtype),
+        "delta_bias": torch.randn(channels, dtype=dtype),
+    }
+    return {name: tensor.requires_grad_() for name, tensor in given.items()}
+
+
+def outputs(run, given):
+    out = run(**given, delta_softplus=True)
+    weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return out.detach(), torch.autograd.grad((out * weight).sum(), list(given.values()))
+
+
+def plain(hidden_states, dt, A, B, C, D, z, delta_bias, delta_softplus):  # noqa: N803
+    """The recurrence as written in the paper, every step in the inputs' own precision."""
+    delta = torch.nn.functional.softplus(dt + delta_bias[:, None])
+    state, columns = torch.zeros_like(A).expand(len(dt), *A.shape), []
+    for t in range(dt.shape[2]):
+        inflow = (delta[:, :, t] * hidden_states[:, :, t])[..., None] * B[:, None, :, t]
+        state = torch.exp(delta[:, :, t, None] * A) * state + inflow
+        columns.append((state * C[:, None, :, t]).sum(-1))
+    return (torch.stack(columns, -1) + hidden_states * D[:, None]) * torch.nn.functional.silu(z)
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm().clamp(min=1e-30))
+
+
+@pytest.fixture(params=["compiled", "any device"])
+def path(request, monkeypatch):
+    """Both implementations; the second normally runs on other devices only."""
+    if request.param == "any device":
+        monkeypatch.setattr(scan, "_cpu_forward", scan._any_forward)
+        monkeypatch.setattr(scan, "_cpu_backward", scan._any_backward)
+        monkeypatch.setattr(scan, "_SEGMENT", 32)
+    return request.param
+
+
+@pytest.mark.parametrize(
+    ("against", "dtype", "limit"),
+    [(plain, torch.float64, 1e-12), (STOCK, torch.float32, 5e-6), (STOCK, torch.float64, 2e-7)],
+    ids=["recurrence-float64", "stock-float32", "stock-float64"],
+)
+@pytest.mark.parametrize("width", [1, 63, 64, 65, 150])
+def test_scan_equals_the_stock_path_forward_and_backward(path, against, dtype, limit, width):
+    """The stock path rounds B to float32 even in float64, so that the plain recurrence is the sharper check there."""
+    given = arguments(dtype, width=width)
+    ours, our_grads = outputs(selective_scan, given)
+    stock, stock_grads = outputs(against, given)
+    assert difference(ours, stock) < limit
+    for name, a, b in zip(given, our_grads, stock_grads, strict=True):
+        assert a.dtype == b.dtype
+        assert difference(a, b) < limit, name
+
+
+def test_scan_passes_gradcheck(path):
+    given = arguments(torch.float64, rows=1, channels=2, width=37, state=3)
+    tensors = tuple(given[name] for name in ("hidden_states", "dt", "A", "B", "C"))
+    assert torch.autograd.gradcheck(lambda *t: selective_scan(*t, delta_softplus=True), tensors)
+
+
+def test_several_threads_give_the_same_as_one():
+    given = arguments(torch.float32, channels=7, width=130)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one, one_grads = outputs(selective_scan, given)
+        torch.set_num_threads(3)
+        three, three_grads = outputs(selective_scan, given)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(one, three)
+    for a, b in zip(one_grads, three_grads, strict=True):
+        assert difference(a, b) < 1e-6
+
+
+def test_not_a_number_stays_visible(path):
+    given = arguments(torch.float32, width=20)
+    with torch.no_grad():
+        given["hidden_states"][0, 1, 5] = float("nan")
+    out = selective_scan(**given, delta_softplus=True)
+    assert out[0, 1, 5:].isnan().all()
+    assert not out[0, 0].isnan().any()
+    assert not out[1].isnan().any()
+
+
+def test_large_steps_decay_to_nothing_and_do_not_overflow(path):
+    given = arguments(torch.float32, width=40)
+    with torch.no_grad():
+        given["dt"][:] = 60.0
+    ours, _ = outputs(selective_scan, given)
+    stock, _ = outputs(STOCK, given)
+    assert difference(ours, stock) < 1e-5
+
+
+def test_half_precision_is_scanned_in_float32():
+    given = arguments(torch.bfloat16, width=40)
+    fine = {name: tensor.detach().float().requires_grad_() for name, tensor in given.items()}
+    ours, grads = outputs(selective_scan, given)
+    stock, _ = outputs(STOCK, fine)
+    assert difference(ours.float(), stock) < 2e-2
+    assert [grad.dtype for grad in grads] == [torch.bfloat16] * len(grads)
+
+
+def test_a_kept_state_is_refused():
+    with pytest.raises(NotImplementedError, match="use_cache=False"):
+        selective_scan(**arguments(torch.float32, width=4), return_last_state=True)
+
+
+def small_jamba(dtype: torch.dtype) -> JambaForCausalLM:
+    torch.manual_seed(0)
+    config = JambaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, attn_layer_period=4, attn_layer_offset=2, num_experts=4, use_cache=False,
+        experts_implementation="eager",
+    )  # fmt: skip
+    return JambaForCausalLM(config).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-6), (torch.float32, 2e-5)])
+def test_a_whole_jamba_model_gives_the_same_outputs_and_gradients(dtype, limit):
+    model = small_jamba(dtype)
+    ids = torch.randint(0, 64, (3, 90), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(90) < torch.tensor([90, 50, 71])[:, None]).long()
+
+    def run():
+        model.zero_grad()
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        logits.log_softmax(-1)[..., 0].sum().backward()
+        return logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    stock, stock_grads = run()
+    with linear_scan():
+        ours, our_grads = run()
+    assert difference(ours, stock) < limit
+    for name, grad in stock_grads.items():
+        assert difference(our_grads[name], grad) < limit, name
+
+
+def test_the_stock_scan_is_back_afterwards_even_after_an_error():
+    with pytest.raises(RuntimeError, match="inside"), linear_scan():
+        assert modeling_jamba.mamba_selective_scan is selective_scan
+        raise RuntimeError("inside")
+    assert modeling_jamba.mamba_selective_scan is STOCK
