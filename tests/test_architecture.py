@@ -28,6 +28,7 @@ LAYERS = {
     "logits": 2,
     "exchange": 2,
     "accumulate": 2,
+    "windows": 2,
     "data": 3,
     "verify": 3,
     "metrics": 3,
