@@ -6,24 +6,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from padless.verify.feeds import LAYOUTS as LAYOUTS
+    from padless.verify.layouts import check_layouts as check_layouts
+    from padless.verify.report import LayoutReport as LayoutReport
+    from padless.verify.report import LayoutResult as LayoutResult
     from padless.verify.resume import Resumed as Resumed
     from padless.verify.resume import ResumeError as ResumeError
     from padless.verify.resume import assert_rescalable as assert_rescalable
     from padless.verify.resume import assert_resumable as assert_resumable
-
-__all__ = ["ResumeError", "Resumed", "assert_rescalable", "assert_resumable"]
+    from padless.verify.small import build_small as build_small
+    from padless.verify.small import causal_lm_types as causal_lm_types
+    from padless.verify.small import shrink as shrink
 
 _LAZY = {
-    "ResumeError": "padless.verify.resume",
-    "Resumed": "padless.verify.resume",
-    "assert_rescalable": "padless.verify.resume",
-    "assert_resumable": "padless.verify.resume",
+    "LAYOUTS": "feeds",
+    "LayoutReport": "report",
+    "LayoutResult": "report",
+    "ResumeError": "resume",
+    "Resumed": "resume",
+    "assert_rescalable": "resume",
+    "assert_resumable": "resume",
+    "build_small": "small",
+    "causal_lm_types": "small",
+    "check_layouts": "layouts",
+    "shrink": "small",
 }
+
+__all__ = [
+    "LAYOUTS",
+    "LayoutReport",
+    "LayoutResult",
+    "ResumeError",
+    "Resumed",
+    "assert_rescalable",
+    "assert_resumable",
+    "build_small",
+    "causal_lm_types",
+    "check_layouts",
+    "shrink",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'padless.verify' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module(f"padless.verify.{_LAZY[name]}"), name)
     globals()[name] = value
     return value

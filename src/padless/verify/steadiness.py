@@ -1,0 +1,71 @@
+"""Is the model a function of its input? States carried between calls, and randomness beyond dropout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from padless.verify.feeds import ALONE, draw
+from padless.verify.probe import Baseline, Probe
+from padless.verify.runs import Mode
+from padless.verify.snapshot import module_state, restore_modules
+from padless.verify.trace import find_culprit
+
+__all__ = ["Unsteady", "find_unsteady"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsteady:
+    """The same call did not give the same output."""
+
+    code: str
+    difference: float
+    module: str | None
+
+
+def find_unsteady(probe: Probe, mode: Mode, base: Baseline) -> Unsteady | None:
+    """Run one sequence again, after another one, and with other random numbers."""
+    longest = max(probe.sequences, key=len)
+    # an earlier call may have left a state behind that every later call shares: this pair is what tells them apart
+    first = probe.alone(longest, mode)
+    probe.alone(draw([len(longest) + 2], probe.tokens, seed=probe.seed + 9)[0], mode)
+    second = probe.alone(longest, mode)
+    apart = _apart(first, second, base)
+    if apart > 0 and apart > 10 * base.rerun:
+        return _carried(probe, mode, longest, apart, base)
+    if base.rerun > base.tolerance:
+        return _carried(probe, mode, longest, base.rerun, base)
+    probe.runner.seed += 1
+    try:
+        third = probe.alone(longest, mode)
+    finally:
+        probe.runner.seed -= 1
+    apart = _apart(first, third, base)
+    if apart <= base.tolerance:
+        return None
+    return Unsteady(code="random", difference=apart, module=_where(probe, mode, longest, base, reseed=True))
+
+
+def _carried(probe: Probe, mode: Mode, ids: Tensor, apart: float, base: Baseline) -> Unsteady:
+    """With its buffers and attributes put back, a model that carries a state repeats itself; a random one does not."""
+    state = module_state(probe.runner.model)
+    first = probe.alone(ids, mode)
+    restore_modules(state)
+    second = probe.alone(ids, mode)
+    code = "carried-state" if _apart(first, second, base) < apart / 2 else "random"
+    return Unsteady(code=code, difference=apart, module=_where(probe, mode, ids, base, reseed=False))
+
+
+def _where(probe: Probe, mode: Mode, ids: Tensor, base: Baseline, *, reseed: bool) -> str | None:
+    feed = probe.feed(ALONE, [ids])
+    if not reseed:  # the first of the two runs comes after another sequence, the second after the same one
+        probe.alone(draw([len(ids) + 2], probe.tokens, seed=probe.seed + 9)[0], mode)
+    pair = (feed.places[0], feed.places[0])
+    culprit = find_culprit(probe.runner, mode, feed, feed, [pair], tolerance=1e-6, reseed=reseed)
+    return str(culprit) if culprit is not None and culprit.name else None
+
+
+def _apart(one: Tensor, other: Tensor, base: Baseline) -> float:
+    found = float((one.float() - other.float()).abs().max()) / base.scale
+    return found if found == found else float("inf")
