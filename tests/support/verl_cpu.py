@@ -1,15 +1,19 @@
 """A platform that verl selects with ``VERL_PLATFORM=cpu``; verl imports this module, see `support.verl_env`.
 
-Only what FSDP2 training over gloo needs is here.
+Only what FSDP2 training over gloo needs is here, and the name of a rollout without an inference engine.
 """
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+import torch.distributed
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+from padless.integrations.verl_hooks import Hooks
 
 
 def _zero(*_: Any, **__: Any) -> int:
@@ -30,6 +34,7 @@ def _device_module() -> ModuleType:
     module.mem_get_info = lambda *_: (1 << 34, 1 << 34)  # type: ignore[attr-defined]
     module.get_device_name = lambda *_: "cpu"  # type: ignore[attr-defined]
     module.current_device = lambda: "cpu"  # type: ignore[attr-defined]
+    module.is_available = lambda: False  # type: ignore[attr-defined]
     return module
 
 
@@ -89,10 +94,10 @@ class PlatformCPU(PlatformBase):
         return None
 
     def ray_resource_name(self) -> str:
-        return "CPU"
+        return "GPU"  # verl's trainer counts GPUs; Ray takes the number it is told
 
     def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
-        return {"num_cpus": num_gpus}
+        return {"num_gpus": num_gpus}
 
     def ray_noset_envvars(self) -> list[str]:
         return []
@@ -102,3 +107,33 @@ class PlatformCPU(PlatformBase):
 
     def cudart(self) -> Any:
         return None
+
+
+def _one_backend(stock: Any) -> Any:
+    """verl asks for ``cpu:gloo`` beside its device's backend, which PyTorch refuses when the device is the CPU."""
+
+    @functools.wraps(stock)
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return stock("gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *args, **kwargs)
+
+    return init_process_group
+
+
+torch.distributed.init_process_group = _one_backend(torch.distributed.init_process_group)
+
+
+def _name_rollout(module: ModuleType) -> None:
+    def load() -> Any:
+        from support.verl_rollout import RandomReplica
+
+        return RandomReplica
+
+    if hasattr(module, "RolloutReplicaRegistry"):
+        module.RolloutReplicaRegistry.register("random", load)
+    else:
+        module._ROLLOUT_REGISTRY["random", "async"] = "support.verl_rollout.RandomAdapter"
+
+
+_hooks = Hooks()
+_hooks.when_imported("verl.workers.rollout.replica", _name_rollout)
+_hooks.when_imported("verl.workers.rollout.base", _name_rollout)
