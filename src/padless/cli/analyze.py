@@ -14,7 +14,7 @@ from rich.table import Table
 from padless.analysis import Analysis, DataFacts, analyze_lengths, read_model
 from padless.analysis.settings import FRAMEWORKS
 from padless.cli._screen import load_object, progress_bar, read_text
-from padless.data._inputs import input_files
+from padless.data._inputs import input_files, readable
 from padless.data.measure import Measured, measure
 from padless.errors import PadlessError, choose
 
@@ -151,7 +151,7 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
         kept = {key: options[key] for key in ("max_length", "overlong")}
         return measure(np.asarray(array), **kept)
     files = input_files(name)
-    with progress_bar(quiet=quiet) as show:
+    with readable(name), progress_bar(quiet=quiet) as show:
         source: Any = files[0] if len(files) == 1 else files
         stage = f"measuring {Path(name).name}"
         return measure(source, progress=lambda done, total: show(stage, done, total, "rows"), **options)

@@ -100,8 +100,9 @@ def _show(result: PackResult) -> None:
     totals = result.totals
     console = Console()
     console.print(
-        f"[bold]{totals['documents']:,}[/bold] documents, {totals['tokens']:,} tokens in [bold]{totals['packs']:,}[/bold]"
-        f" packs: {totals['efficiency']:.2%} full; {len(result.shards):,} shards in {result.out}",
+        f"[bold]{totals['documents']:,}[/bold] documents, {totals['tokens']:,} tokens in"
+        f" [bold]{totals['packs']:,}[/bold] packs: {totals['efficiency']:.2%} full;"
+        f" {len(result.shards):,} shards in {result.out}",
         highlight=False,
     )
     fates = {

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from padless.data._sources import _expand
+from padless.data._sources import Source, _expand, open_source
 from padless.errors import PadlessError
 
-__all__ = ["InputFile", "describe_file", "input_files"]
+__all__ = ["InputFile", "describe_file", "input_files", "open_file", "readable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +63,34 @@ def _files_of(path: Path) -> list[Path]:
     return files
 
 
+@contextmanager
+def readable(path: str | Path) -> Iterator[None]:
+    """Turn whatever reading a broken file raises into one `PadlessError` that names it."""
+    try:
+        yield
+    except PadlessError:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError) as error:  # Arrow's errors are ValueErrors
+        raise PadlessError(f"cannot read {path}: {error}") from error
+
+
+def open_file(path: Path) -> Source:
+    """The rows of one file."""
+    with readable(path):
+        return open_source(path)
+
+
 def describe_file(path: Path) -> InputFile:
     """Read a file once: its content hash, and the lines of uncompressed JSON lines."""
     digest = hashlib.blake2b(digest_size=16)
     lines = path.name.endswith((".jsonl", ".ndjson"))
     count, last = 0, b"\n"
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-                if lines:
-                    count += block.count(b"\n")
-                    last = block[-1:]
-    except OSError as error:
-        raise PadlessError(f"cannot read {path}: {error.strerror or error}") from error
+    with readable(path), open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+            if lines:
+                count += block.count(b"\n")
+                last = block[-1:]
     rows = count + (last != b"\n") if lines else _rows(path)
     return InputFile(name=path.name, bytes=path.stat().st_size, blake2b=digest.hexdigest(), rows=rows)
 
@@ -86,7 +102,5 @@ def _rows(path: Path) -> int | None:
         import pyarrow.parquet as pq
     except ImportError:
         raise PadlessError('Parquet files need pyarrow: pip install "padless[data]"') from None
-    try:
+    with readable(path):
         return int(pq.ParquetFile(path).metadata.num_rows)
-    except (OSError, ValueError) as error:
-        raise PadlessError(f"cannot read {path}: {error}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from padless.data._inputs import InputFile
+from padless.data._inputs import InputFile, open_file, readable
 from padless.data._pack_places import Placed, Places
 from padless.data._pack_plan import Fate, plan_windows
 from padless.data._pack_work import Runner, TokenTask
 from padless.data._shards import ShardFacts, ShardTask, read_facts
-from padless.data._sources import Source, open_source
+from padless.data._sources import Source
 from padless.data._spill import Chunk, Spill, write_atomically
 from padless.errors import PadlessError
 from padless.planning.pack import Method
@@ -122,7 +121,7 @@ class _Reader:
     def tasks(self) -> Iterator[TokenTask]:
         for number, path in enumerate(self.paths):
             first_row, rows = sum(self.file_rows), 0
-            source = open_source(path)
+            source = open_file(path)
             for payloads in _batches(source, path, self.chunk_bytes):
                 rows += sum(count for count, _, _ in payloads)
                 known = self.spill.read(self.count, verify=True)
@@ -152,18 +151,18 @@ def _batches(source: Source, path: Path, chunk_bytes: int) -> Iterator[list[tupl
     """(rows, first row, payload) of the payloads of each chunk."""
     held: list[tuple[int, int, Any]] = []
     size = rows = 0
-    try:
-        for first, payload in source.payloads(_BATCH):
-            count, weight, payload = _weigh(payload)
-            held.append((count, first, payload))
-            size, rows = size + weight, rows + count
-            if size >= chunk_bytes or rows >= _CHUNK_ROWS:
-                yield held
-                held, size, rows = [], 0, 0
-    except PadlessError:
-        raise
-    except (OSError, EOFError, zlib.error, ValueError) as error:  # Arrow's errors are ValueErrors
-        raise PadlessError(f"cannot read {path}: {error}") from error
+    payloads = source.payloads(_BATCH)
+    while True:
+        with readable(path):
+            following = next(payloads, None)
+        if following is None:
+            break
+        count, weight, payload = _weigh(following[1])
+        held.append((count, following[0], payload))
+        size, rows = size + weight, rows + count
+        if size >= chunk_bytes or rows >= _CHUNK_ROWS:
+            yield held
+            held, size, rows = [], 0, 0
     if held:
         yield held
 

@@ -6,19 +6,18 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from padless.data._inputs import InputFile, describe_file, input_files
+from padless.data._inputs import InputFile, describe_file, input_files, open_file, readable
 from padless.data._pack_plan import WINDOW, Fate
 from padless.data._pack_run import Progress, Settings, Tokenised, tokenise, write_shards
 from padless.data._pack_work import Runner, Worker, local_runner
 from padless.data._reading import _describe_tokenizer, load_tokenizer
 from padless.data._shards import ShardFacts
-from padless.data._sources import open_source
 from padless.data._spill import Spill, write_atomically
 from padless.data._tokens import Encoder, Loss
 from padless.errors import PadlessError, choose
@@ -192,22 +191,17 @@ def _end_token(tokenizer: Any, wanted: bool | None) -> int | None:
 def _first_columns(paths: Sequence[Path]) -> list[str]:
     """Columns of the first rows that can be read: they decide what a document is, for the whole run."""
     for path in paths:
-        source = open_source(path)
-        try:
+        source = open_file(path)
+        with readable(path):
             for first_row, payload in source.payloads(16):
                 try:
                     return list(source.unpack(payload, first_row))
                 except PadlessError:  # a broken row; the policy for bad rows has its turn later
-                    if isinstance(payload, tuple) and len(payload[1]) > 1:
-                        for line in payload[1]:
-                            try:
-                                return list(source.unpack((payload[0], [line]), first_row))
-                            except PadlessError:
-                                continue
-        except PadlessError:
-            raise
-        except (OSError, EOFError, ValueError) as error:
-            raise PadlessError(f"cannot read {path}: {error}") from error
+                    if not isinstance(payload, tuple):
+                        raise
+                    for line in payload[1]:
+                        with suppress(PadlessError):
+                            return list(source.unpack((payload[0], [line]), first_row))
     raise PadlessError(f"no rows in {', '.join(str(path) for path in paths[:5])}{' ...' if len(paths) > 5 else ''}")
 
 
@@ -278,6 +272,8 @@ def _folder(
             yield Spill(work), manifest, True
             return
         begun = _load(work / "run.json")
+        if not any(work.glob("*.npz")):  # nothing is done yet that could belong to another run
+            begun = None
         if begun is None:
             if any(out.glob("packs-*.parquet")):
                 raise PadlessError(
@@ -325,7 +321,7 @@ def _refuse_other(out: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -
     if begun.get("tokenizer") != now["tokenizer"]:
         raise PadlessError(f"the tokenizer is not the one that the run in {out} began with: {ways}")
     for was, file in zip(begun.get("files", ()), now["files"], strict=False):
-        if was != file:
+        if any(was.get(key) != value for key, value in file.items()):
             raise PadlessError(
                 f"{file['name']} is not as the run in {out} read it ({was['name']}, {was['bytes']} bytes): {ways}"
             )
