@@ -23,7 +23,7 @@ from padless.errors import PadlessError, choose
 from padless.plan import Plan
 from padless.tensors import compact, regroup
 
-__all__ = ["ALL_ARMS", "ARMS", "MASKED", "Grouping", "Micro", "Setting", "group", "pick_arms"]
+__all__ = ["ALL_ARMS", "ARMS", "MASKED", "Grouping", "Micro", "Setting", "Shape", "group", "pick_arms"]
 
 ARMS = ("fixed", "truncate", "greedy", "balanced", "packed")
 """What runs by default."""
@@ -34,7 +34,7 @@ MASKED = {"truncate-mask": "truncate", "greedy-mask": "greedy", "balanced-mask":
 ALL_ARMS = (*ARMS, *MASKED)
 ALONE = "alone"
 
-_RESPONSE_FIELDS = ("response_mask", "advantages", "old_log_probs")
+_RESPONSE_FIELDS = ("response_mask", "advantages", "old_log_probs", "ref_log_probs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,16 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a micro-batch looked like: its rectangle, and where the real tokens lie in it."""
+
+    rows: int
+    width: int
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Micro:
     """One forward and backward.
 
@@ -64,6 +74,7 @@ class Micro:
         inputs: what the model gets.
         fields: ``response_mask`` and its like, lined up with the log-probabilities.
         lengths: real tokens of each sequence in it.
+        starts: column where each begins, in its row (packed: in the one row).
         rows, width: the shape that the device computes.
         columns: the last columns that the fields line up with, or ``None`` for all.
         bounds: where each sequence of a packed row begins; empty for padded rows.
@@ -72,10 +83,16 @@ class Micro:
     inputs: Batch
     fields: Batch
     lengths: tuple[int, ...]
+    starts: tuple[int, ...]
     rows: int
     width: int
     columns: int | None = None
     bounds: tuple[int, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """Without the tensors."""
+        return Shape(rows=self.rows, width=self.width, lengths=self.lengths, starts=self.starts)
 
     def log_probs(self, model: Any) -> torch.Tensor:
         """Log-probability of every token, in the columns of the fields."""
@@ -156,6 +173,7 @@ class _Fixed(_Rows):
             inputs=inputs,
             fields=_fields(part),
             lengths=tuple(part["attention_mask"].sum(1).tolist()),
+            starts=tuple(part["attention_mask"].argmax(1).tolist()),
             rows=rows,
             width=width,
             columns=part["response_mask"].shape[1],
@@ -219,6 +237,7 @@ class _Packed:
             inputs={name: made.inputs[name] for name in ("input_ids", "position_ids")},
             fields=_fields(made.inputs),
             lengths=tuple(made.lengths.tolist()),
+            starts=tuple(bounds[:-1].tolist()),
             rows=1,
             width=made.inputs["input_ids"].shape[1],
             bounds=tuple(bounds.tolist()) if self.setting.segments else (),
@@ -250,7 +269,7 @@ class _Alone:
             for name in _RESPONSE_FIELDS
             if name in self.batch
         }
-        return Micro(inputs={"input_ids": ids}, fields=fields, lengths=(size,), rows=1, width=size)
+        return Micro(inputs={"input_ids": ids}, fields=fields, lengths=(size,), starts=(0,), rows=1, width=size)
 
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         result = values[0].new_zeros(self.answers.shape)
@@ -271,6 +290,7 @@ def _padded(inputs: Batch, lengths: np.ndarray[Any, Any], setting: Setting) -> M
         inputs={name: inputs[name] for name in names},
         fields=_fields(inputs),
         lengths=tuple(lengths.tolist()),
+        starts=(0,) * rows,
         rows=rows,
         width=width,
     )

@@ -9,7 +9,7 @@ import torch
 
 from padless.bench.workloads import Workload
 
-__all__ = ["Batch", "make_batch"]
+__all__ = ["Batch", "add_rollout", "make_batch"]
 
 Batch = dict[str, Any]
 
@@ -38,3 +38,14 @@ def make_batch(workload: Workload, *, device: str = "cpu", pad_id: int = 0) -> B
         "advantages": draws[:, None] * response_mask.astype(np.float32),
     }
     return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+
+
+def add_rollout(batch: Batch, log_probs: torch.Tensor, *, seed: int) -> Batch:
+    """Give the batch the log-probabilities that the rollout recorded, (N, R).
+
+    An inference engine with somewhat older weights sampled the responses: its log-probabilities are those of the
+    policy, ``log_probs``, with noise of 0.1, so that ratios are not all 1 and some are clipped.
+    """
+    noise = np.random.default_rng([seed, 3]).normal(0.0, 0.1, size=tuple(log_probs.shape)).astype(np.float32)
+    old = log_probs + torch.from_numpy(noise).to(log_probs)
+    return {**batch, "old_log_probs": torch.where(batch["response_mask"].bool(), old, 0.0)}

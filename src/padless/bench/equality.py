@@ -11,7 +11,7 @@ import torch
 from padless.bench.arms import ALONE, Grouping, Setting, group
 from padless.bench.batch import Batch
 
-__all__ = ["LIMITS", "Evidence", "Limits", "Probe", "distance", "probe_layouts"]
+__all__ = ["LIMITS", "Evidence", "Limits", "Probe", "alone_log_probs", "distance", "probe_layouts"]
 
 Tensors = Sequence[torch.Tensor]
 
@@ -66,7 +66,8 @@ class Evidence:
             )
             measured: dict[str, float | None] = {
                 "max_logprob_difference": logprob,
-                "loss_difference": abs(self.loss - other.loss) / max(abs(other.loss), 1e-30),
+                # Token losses are of the order of 1: a mean below 0.01 is what is left of terms that cancel.
+                "loss_difference": abs(self.loss - other.loss) / max(abs(other.loss), 0.01),
                 "gradient_difference": distance(self.gradient, other.gradient),
                 "update_difference": distance(self.update, other.update) if self.update and other.update else None,
             }
@@ -114,12 +115,18 @@ class Probe:
         }
 
 
-def probe_layouts(model: Any, batch: Batch, setting: Setting, *, arms: Sequence[str]) -> dict[str, Probe]:
+def alone_log_probs(model: Any, batch: Batch, setting: Setting) -> torch.Tensor:
+    """Log-probabilities (N, R) of the responses, each sequence run by itself."""
+    return _log_probs(model, group(ALONE, batch, setting))
+
+
+def probe_layouts(
+    model: Any, batch: Batch, setting: Setting, alone: torch.Tensor, *, arms: Sequence[str]
+) -> dict[str, Probe]:
     """Which layouts that the arms need are exact: ``right-padded-no-mask``, ``right-padded``, ``packed``.
 
     ``packed`` is tried with attention by segments and, where that is not exact, as transformers reads position ids.
     """
-    alone = _log_probs(model, group(ALONE, batch, setting))
     mask = batch["response_mask"].bool()
     found = {}
     if any(arm not in ("fixed", "packed") for arm in arms):

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from padless.bench.arms import ALONE, ARMS, MASKED, Setting, group, pick_arms
-from padless.bench.batch import Batch, make_batch
-from padless.bench.equality import LIMITS, Evidence, Limits, Probe, probe_layouts
+from padless.bench.batch import Batch, add_rollout, make_batch
+from padless.bench.equality import LIMITS, Evidence, Limits, Probe, alone_log_probs, probe_layouts
 from padless.bench.log_probs import token_log_probs
 from padless.bench.measure import machine, versions
 from padless.bench.models import Built, build, pick_device, pick_dtype
@@ -151,14 +151,16 @@ class _Run:
         self.reference = built.model.eval().requires_grad_(False)
         self.batch = make_batch(workload.folded(built.vocabulary), device=options.device)
         self.real = int(workload.lengths.sum())
-        self.lengths = workload.lengths
+        self.lengths, self.seed = workload.lengths, workload.seed
         self.setting = Setting(rows=options.rows, token_budget=int(options.token_budget or 0), cost=DEFAULT_COST)
         # On the CPU each arm trains a copy of its own; on CUDA one copy serves all, set back before each step.
         self.policy = copy_of(self.reference, checkpointing=options.checkpointing) if options.device == "cuda" else None
 
     def result(self) -> ModelResult:
         self.tell(f"{self.built.name}: checking layouts")
-        probes = probe_layouts(self.reference, self.batch, self.setting, arms=self.options.arms)
+        alone = alone_log_probs(self.reference, self.batch, self.setting)
+        self.batch = add_rollout(self.batch, alone, seed=self.seed)
+        probes = probe_layouts(self.reference, self.batch, self.setting, alone, arms=self.options.arms)
         self.setting = _with_layouts(self.setting, probes)
         self.tell(f"{self.built.name}: measuring what a micro-batch costs")
         cost, seconds = self._calibrate()
@@ -272,7 +274,7 @@ class _Run:
             name=name,
             steps=tuple(steps),
             real_tokens=self.real,
-            padded_tokens=sum(rows * width for rows, width, _ in steps[0].micros),
+            padded_tokens=sum(micro.rows * micro.width for micro in steps[0].micros),
             valid=valid,
             differences=differences,
         )

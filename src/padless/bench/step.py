@@ -1,4 +1,4 @@
-"""One optimizer step of a policy update: reference pass, clipped policy gradient, AdamW."""
+"""One optimizer step of a policy update: reference pass, clipped policy gradient with a KL penalty, AdamW."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from padless.bench.arms import Grouping, Micro, Setting, group
+from padless.bench.arms import Grouping, Micro, Setting, Shape, group
 from padless.bench.batch import Batch
 from padless.bench.equality import Evidence
 from padless.bench.measure import Clock, PeakMemory
@@ -17,7 +17,7 @@ from padless.loss import Denominators, aggregate, denominators
 
 __all__ = ["OPTIMIZER", "Step", "Trajectory", "policy_loss", "run_step"]
 
-CLIP = 0.2
+CLIP, KL = 0.2, 0.001  # the usual ones of GRPO
 OPTIMIZER = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.01}
 """AdamW's options. ``eps`` is above its default of 1e-8 for a reason: where a gradient is as small as its own rounding,
 ``g / (|g| + eps)`` with a tiny eps is the sign of a rounding error, and two runs that differ by nothing but the number
@@ -31,14 +31,14 @@ class Step:
     Attributes:
         seconds: ``reference``, ``train`` (with the optimizer) and ``overhead`` (planning and tensor work).
         loss: of the step.
-        micros: (rows, width, lengths) of each micro-batch.
+        micros: the shape of each micro-batch.
         peak_memory_bytes: see `padless.bench.measure.PeakMemory`.
         evidence: of the first step.
     """
 
     seconds: dict[str, float]
     loss: float
-    micros: tuple[tuple[int, int, tuple[int, ...]], ...]
+    micros: tuple[Shape, ...]
     peak_memory_bytes: int | None
     evidence: Evidence | None = None
 
@@ -90,11 +90,17 @@ def copy_of(reference: Any, *, checkpointing: bool) -> Any:
 
 
 def policy_loss(log_probs: torch.Tensor, fields: Batch, denominator: Denominators) -> torch.Tensor:
-    """A micro-batch's part of the clipped policy-gradient loss, averaged over the step's response tokens."""
+    """A micro-batch's part of the step's loss, averaged over the step's response tokens.
+
+    Clipped policy gradient against the log-probabilities of the rollout, and a penalty on leaving the reference policy
+    (the low-variance estimate of the Kullback-Leibler divergence, as in GRPO).
+    """
     ratio = torch.exp(log_probs - fields["old_log_probs"])
     gain = fields["advantages"] * ratio
     clipped = fields["advantages"] * ratio.clamp(1 - CLIP, 1 + CLIP)
-    return aggregate(-torch.minimum(gain, clipped), fields["response_mask"], denominators=denominator)
+    apart = fields["ref_log_probs"] - log_probs
+    values = KL * (torch.exp(apart) - apart - 1) - torch.minimum(gain, clipped)
+    return aggregate(values, fields["response_mask"], denominators=denominator)
 
 
 def run_step(
@@ -112,20 +118,20 @@ def run_step(
     Args:
         arm: a name from `padless.bench.arms`.
         trajectory: whose policy is trained, against whose reference.
-        batch: from `make_batch`.
+        batch: from `make_batch`, with the rollout's log-probabilities (`add_rollout`).
         setting: what the arm is given.
         device: where time and memory are measured.
         keep: keep log-probabilities, loss and gradient of this step (the clock and the memory meter stand still).
         tick: called after each micro-batch.
     """
     clock = Clock(device)
-    micros: list[tuple[int, int, tuple[int, ...]]] = []
+    micros: list[Shape] = []
     trains: list[torch.Tensor] = []
     total = torch.zeros((), dtype=torch.float64, device=batch["input_ids"].device)
     with PeakMemory(device) as memory:
-        groups, old = _reference_pass(arm, trajectory.reference, batch, setting, clock, micros, tick)
+        groups, reference = _reference_pass(arm, trajectory.reference, batch, setting, clock, micros, tick)
         with clock("overhead"):
-            groups = groups.again({**batch, "old_log_probs": old})
+            groups = groups.again({**batch, "ref_log_probs": reference})
         with clock("train"):
             denominator = denominators(batch["response_mask"])
         for index in range(len(groups)):
@@ -143,7 +149,7 @@ def run_step(
     if keep:
         gradient = [_gradient(p).cpu() for p in trajectory.policy.parameters()]
         train = groups.restore(trains).cpu()
-        evidence = Evidence(reference=old.cpu(), train=train, loss=float(total), gradient=gradient)
+        evidence = Evidence(reference=reference.cpu(), train=train, loss=float(total), gradient=gradient)
     with clock("train"):
         trajectory.optimizer.step()
         trajectory.optimizer.zero_grad(set_to_none=True)
@@ -162,7 +168,7 @@ def _reference_pass(
     batch: Batch,
     setting: Setting,
     clock: Clock,
-    micros: list[tuple[int, int, tuple[int, ...]]],
+    micros: list[Shape],
     tick: Callable[[], None] | None,
 ) -> tuple[Grouping, torch.Tensor]:
     """Log-probabilities under the frozen model: (N, R)."""
@@ -174,7 +180,7 @@ def _reference_pass(
             micro = groups.micro(index)
         with clock("reference"), torch.no_grad():
             outputs.append(micro.log_probs(reference))
-        micros.append((micro.rows, micro.width, micro.lengths))
+        micros.append(micro.shape)
         if tick is not None:
             tick()
     with clock("overhead"):

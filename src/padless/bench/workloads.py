@@ -112,13 +112,23 @@ class Workload:
         }
 
 
-def built_in(name: str, *, sequences: int, scale: float = 1.0, seed: int = 0, vocabulary: int = 2048) -> Workload:
+def built_in(
+    name: str,
+    *,
+    sequences: int,
+    scale: float = 1.0,
+    prompt_max: int | None = None,
+    response_max: int | None = None,
+    seed: int = 0,
+    vocabulary: int = 2048,
+) -> Workload:
     """Draw a built-in workload.
 
     Args:
         name: ``"gsm8k-rl"``, ``"longcot-rl"`` or ``"sft-mix"``.
         sequences: how many sequences make the optimizer step.
         scale: multiplies lengths and maxima.
+        prompt_max, response_max: instead of the workload's own, before scaling; longer ones are cut.
         seed: two equal seeds draw the same sequences.
         vocabulary: ids are drawn below it.
 
@@ -137,9 +147,11 @@ def built_in(name: str, *, sequences: int, scale: float = 1.0, seed: int = 0, vo
     groups = np.minimum((place * len(table["response"])).astype(int), len(table["response"]) - 1)
     draws = rng.random(count)
     responses = np.array([np.interp(u, levels, table["response"][g]) for u, g in zip(draws, groups, strict=True)])
-    return _drawn(
-        name, table["source"], prompts, responses, (table["prompt_max"], table["response_max"]), scale, seed, vocabulary
+    limits = (
+        table["prompt_max"] if prompt_max is None else positive_int(prompt_max, name="prompt_max"),
+        table["response_max"] if response_max is None else positive_int(response_max, name="response_max"),
     )
+    return _drawn(name, table["source"], prompts, responses, limits, scale, seed, vocabulary)
 
 
 def from_lengths(
