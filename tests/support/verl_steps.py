@@ -51,7 +51,7 @@ def arms(kind: str, folder: Path) -> dict[str, Any]:
         (install if arm == "padless" else uninstall)()
         data = make_batch(prompts[mine], responses[mine], seed=rank)
         worker = make_worker(path, BUDGET // scale)
-        found[arm] = step(worker, data, mini_batches=1 if arm != "restored" else 1)
+        found[arm] = step(worker, data)
         found[arm]["real_tokens"] = int((prompts + responses)[mine].sum())
         found[arm]["budget"] = BUDGET // scale
         found[arm]["figures"] = last_step() if arm == "padless" else {}
@@ -62,6 +62,7 @@ def arms(kind: str, folder: Path) -> dict[str, Any]:
 def refusals(folder: Path) -> dict[str, str]:
     """What each rank raises when only rank 0 has a row over the budget, or other options than the rest."""
     import torch.distributed as dist
+
     from padless.errors import PadlessError
     from padless.integrations.verl import VerlOptions, install, uninstall
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def test_64_sequences_of_the_rl_mix(
 def test_the_micro_batches_hold_the_rows_they_name_with_all_their_fields(ours: Planner) -> None:
     lengths = real_lengths(40, 9)
     batches, groups = ours(make(lengths, temperature=0.7), 16_384)
-    assert sorted(sum(groups, [])) == list(range(40))
+    assert sorted(chain(*groups)) == list(range(40))
     for batch, group in zip(batches, groups, strict=True):
         assert [int(row[0]) for row in batch["input_ids"].unbind()] == group
         assert [len(row) for row in batch["input_ids"].unbind()] == [lengths[row] for row in group]
@@ -106,7 +107,7 @@ def test_what_verl_asks_for_is_kept(ours: Planner, asked: dict[str, Any], holds:
     groups = ours(make(lengths), 16_384, **asked)[1]
     assert holds(groups)
     assert max(padded(groups, lengths)) <= 16_384
-    assert sorted(sum(groups, [])) == list(range(64))
+    assert sorted(chain(*groups)) == list(range(64))
 
 
 def test_where_the_engine_removes_padding_verl_plans(stock: Planner, ours: Planner) -> None:
@@ -163,8 +164,6 @@ def test_an_older_planner_without_groups_is_called_as_it_wants() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def platform() -> Iterator[None]:
+def platform() -> None:
     """The planner needs no device; importing its module fixes one."""
     import verl.workers.engine.utils  # noqa: F401
-
-    yield
