@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,16 @@ def grpo_trainer(folder: Path, kind: str, *, padless: PadlessOptions | None = No
 
 
 def _saved(folder: Path, kind: str) -> Path:
-    place = folder / f"reference-{kind}"
+    place = folder / f"reference-{kind}-{os.environ.get('RANK', '0')}"
     if not place.exists():
-        tiny_model(kind, seed=1).save_pretrained(place)
+        from safetensors.torch import save_file
+
+        place.mkdir(parents=True)
+        model = tiny_model(kind, seed=1)  # save_pretrained writes on rank 0 alone
+        model.config.architectures = [type(model).__name__]
+        model.config.to_json_file(place / "config.json", use_diff=False)
+        weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+        save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     return place
 
 
@@ -201,3 +209,18 @@ def _class(trainer_class: Any, padless: PadlessOptions | None) -> Any:
 
 def _options(padless: PadlessOptions | None) -> dict[str, Any]:
     return {"padless": padless} if padless else {}
+
+
+RUNS: dict[str, Any] = {"sft": run_sft, "dpo": run_dpo, "reward": run_reward, "grpo": run_grpo}
+
+
+def both(scenarios: list[dict[str, Any]], folder: str) -> list[tuple[Outcome, Outcome]]:
+    """Each scenario by the host alone and with padless: ``{"run": "sft", "kind": "qwen2", ...training arguments}``."""
+    outcomes = []
+    for at, given in enumerate(scenarios):
+        changes = dict(given)
+        run, kind, place = RUNS[changes.pop("run")], changes.pop("kind"), Path(folder) / str(at)
+        options = PadlessOptions(token_budget=BUDGET, **changes.pop("options", {}))
+        place.mkdir(parents=True, exist_ok=True)
+        outcomes.append((run(place, kind, **changes), run(place, kind, padless=options, **changes)))
+    return outcomes

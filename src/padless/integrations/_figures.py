@@ -8,8 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from padless.errors import PadlessError
+from padless.metrics import Meter
 
 __all__ = ["Figures", "local_collectives"]
 
@@ -49,7 +53,9 @@ class Figures:
         self._before: dict[str, list[float]] | None = None
         self._lists: Any = None
         self._held: list[tuple[dict[str, float], dict[str, float]]] = []
-        self._train: dict[str, float] = {}
+        self._meter: Meter | None = None
+        self._begun: float | None = None
+        self._makespan = self._work = 0.0
 
     # --- the host's logged means
 
@@ -85,39 +91,63 @@ class Figures:
 
     # --- padless' own
 
-    @contextlib.contextmanager
-    def step(self, grouped: Any, ranks: int, *, training: bool = True) -> Iterator[None]:
-        """Account for one regrouped step and the time it takes."""
-        begun = time.perf_counter()
-        yield
-        if not training:
-            return
-        plan = grouped.plan
-        tally = self._train
-        for name, value in (
-            ("steps", 1.0),
-            ("seconds", time.perf_counter() - begun),
-            ("real", float(plan.real_tokens)),
-            ("padded", float(plan.padded_tokens)),
-            ("micro_batches", float(plan.steps)),
-            ("makespan", float(plan.makespan())),
-            ("work", float(plan.group_costs().sum()) / plan.ranks),
-        ):
-            tally[name] = tally.get(name, 0.0) + value
+    def load(self, seconds: float, model: Any) -> None:
+        """A step begins: ``seconds`` were spent waiting for its batches."""
+        if self._meter is None:
+            self._meter = meter_for(model)
+        self.close()
+        self._begun = time.perf_counter() - seconds
+        self._meter.wait(seconds)
 
-    def take(self) -> dict[str, float]:
-        """Figures since the last call, ready for the host's log."""
-        tally, self._train = self._train, {}
-        if not tally:
+    def ran(self, micro: Any) -> None:
+        """A micro-batch of the step ran."""
+        assert self._meter is not None
+        held = micro.lengths if micro.weight else np.empty(0, dtype=np.int64)
+        self._meter.micro_batch(held, padded_tokens=micro.padded_tokens)
+
+    def planned(self, plan: Any) -> None:
+        """Modelled time of the step, and what of it the ranks work."""
+        self._makespan += float(plan.makespan())
+        self._work += float(plan.group_costs().sum()) / plan.ranks
+
+    def close(self) -> None:
+        """The optimizer step is over: at the log that follows it, or when the next one begins."""
+        if self._begun is not None and self._meter is not None:
+            self._meter.step(seconds=time.perf_counter() - self._begun)
+            self._begun = None
+
+    def take(self, ranks: int) -> dict[str, float]:
+        """Figures of all ranks since the last call, ready for the host's log; every rank calls it."""
+        self.close()
+        if self._meter is None or not self._meter.steps:
             return {}
-        seconds = max(tally["seconds"], 1e-9)
-        return {
-            "padless/occupancy": tally["real"] / max(tally["padded"], 1.0),
-            "padless/real_tokens_per_second": tally["real"] / seconds,
-            "padless/padded_tokens_per_second": tally["padded"] / seconds,
-            "padless/micro_batches": tally["micro_batches"] / tally["steps"],
-            "padless/idle_share": 1.0 - tally["work"] / max(tally["makespan"], 1e-9),
+        lap = self._meter.lap()
+        if ranks > 1:
+            lap = lap.gather()
+        idle = 1.0 - self._work / self._makespan if self._makespan else 0.0
+        self._work = self._makespan = 0.0
+        figures = {
+            "occupancy": lap.occupancy,
+            "real_tokens_per_second": lap.real_tokens_per_second,
+            "padded_tokens_per_second": lap.padded_tokens_per_second,
+            "waiting_share": lap.waiting_share,
+            "micro_batches": lap.micro_batches / lap.steps / ranks,
+            "planned_idle_share": max(idle, 0.0),
+            "length_correlation": lap.neighbours.correlation,
         }
+        if lap.peak_memory:
+            figures["peak_memory_gib"] = lap.peak_memory / 2**30
+        if ranks > 1:
+            figures |= {f"imbalance_{name}": value for name, value in lap.imbalance.items()}
+        return {f"padless/{name}": value for name, value in figures.items() if math.isfinite(value)}
+
+
+def meter_for(model: Any) -> Meter:
+    """A meter that knows the model's arithmetic where its config tells it."""
+    try:
+        return Meter.for_model(model)
+    except (PadlessError, AttributeError, TypeError, NotImplementedError):
+        return Meter()
 
 
 def combine(

@@ -76,7 +76,9 @@ class Stepper:
         more: dict[str, Any] = {}
         if self.world > 1:
             more["process_group"] = torch.distributed.group.WORLD
-            more["exchange"] = "auto" if moves else "never"
+            more["exchange"] = "rows" if moves else "never"
+            # Sharded parameters are gathered in every forward pass; DDP meets at the end of the step.
+            more["sync"] = "microbatch" if self.trainer.is_fsdp_enabled else "step"
         if self.options.ladder is not None:
             more["ladder"] = self.options.ladder
         return padless.regroup(
@@ -124,7 +126,7 @@ class Stepper:
         synced = state.sync_gradients
         try:
             host.begin(accumulated, count)
-            with self._inside("train"), self.figures.step(grouped, self.world):
+            with self._inside("train"):
                 for at in range(count):
                     micro = grouped[at]
                     inputs = host.inputs(micro)
@@ -135,7 +137,9 @@ class Stepper:
                     with self._hold(model, last):
                         total += run(model, inputs, num_items)
                     self.figures.collect(inputs, micro.weight, host)
+                    self.figures.ran(micro)
                     host.ran(micro.weight)
+            self.figures.planned(grouped.plan)
             host.end("train", self.sum_over_ranks)
         finally:
             state._set_sync_gradients(synced)
@@ -240,7 +244,7 @@ class Stepper:
         loss: Tensor | None = None
         outputs: list[Any] = []
         host.begin(1, 1)
-        with self._inside("eval"), self.figures.step(grouped, self.world, training=False):
+        with self._inside("eval"):
             self.items = items
             for micro in grouped:
                 inputs = host.inputs(micro)

@@ -75,7 +75,10 @@ class PadlessMixin:
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
         """Draw the batches of one optimizer step (the host's method); forget an unfinished step."""
         self.padless.window = []
-        return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        begun = time.perf_counter()
+        drawn = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        self.padless.figures.load(time.perf_counter() - begun, self.model)  # type: ignore[attr-defined]
+        return drawn
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Collect a batch; with the last one of the step, regroup and run them all."""
@@ -137,7 +140,7 @@ class PadlessMixin:
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """The host's log with padless' figures in it."""
         if self.padless.options.log and "loss" in logs:
-            logs.update(self.padless.figures.take())
+            logs.update(self.padless.figures.take(self.padless.world))
         super().log(logs, start_time)  # type: ignore[misc]
 
 

@@ -89,8 +89,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
-def free_cached(device: torch.device) -> None:
-    """Drop dead objects and cached blocks, so that the next trial starts like the first."""
-    gc.collect()
+def free_cached(device: torch.device, *, collect: bool = True) -> None:
+    """Drop dead objects and cached blocks, so that the next trial starts like the first.
+
+    ``collect`` looks for reference cycles, which a pass that failed may leave behind.
+    """
+    if collect:
+        gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -186,7 +186,7 @@ class _Bench:
     group: Any
 
     def run(self, rows: int, width: int) -> Trial:
-        free_cached(self.device)
+        free_cached(self.device, collect=False)
         peak, ok = 0, True
         try:
             peak = self._measure(rows, width)
@@ -197,6 +197,8 @@ class _Bench:
             ok = False
             # The traceback holds the frames, and these the activations of the failed pass.
             error.__traceback__ = None
+        if not ok:
+            free_cached(self.device)
         return Trial(rows=rows, width=width, fits=self._agree(ok), peak=peak)
 
     def _measure(self, rows: int, width: int) -> int:
@@ -278,7 +280,7 @@ def _untouched(model: nn.Module, optimizer: Any) -> Iterator[int]:
         torch.set_rng_state(states[0])
         if states[1] is not None:
             torch.cuda.set_rng_state(states[1], device)
-        free_cached(device)
+        free_cached(device, collect=False)
 
 
 def _bytes(tensors: list[Tensor]) -> int:
