@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from padless.verify.small import build_small as build_small
     from padless.verify.small import causal_lm_types as causal_lm_types
     from padless.verify.small import shrink as shrink
+    from padless.verify.step import StepReport as StepReport
+    from padless.verify.step import check_run as check_run
+    from padless.verify.step import check_step as check_step
 
 _LAZY = {
     "LAYOUTS": "feeds",
@@ -24,11 +27,14 @@ _LAZY = {
     "LayoutResult": "report",
     "ResumeError": "resume",
     "Resumed": "resume",
+    "StepReport": "step",
     "assert_rescalable": "resume",
     "assert_resumable": "resume",
     "build_small": "small",
     "causal_lm_types": "small",
     "check_layouts": "layouts",
+    "check_run": "step",
+    "check_step": "step",
     "shrink": "small",
 }
 
@@ -38,11 +44,14 @@ __all__ = [
     "LayoutResult",
     "ResumeError",
     "Resumed",
+    "StepReport",
     "assert_rescalable",
     "assert_resumable",
     "build_small",
     "causal_lm_types",
     "check_layouts",
+    "check_run",
+    "check_step",
     "shrink",
 ]
 

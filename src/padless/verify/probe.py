@@ -104,7 +104,7 @@ class Probe:
         except PadlessError:
             raise
         except Exception as error:
-            raise Refused(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+            raise Refused(_line(error)) from error
 
     def alone(self, sequence: Tensor, mode: Mode) -> Tensor:
         """Output (n, ...) of one sequence by itself."""
@@ -231,7 +231,7 @@ class Probe:
             cotangent = torch.zeros_like(run.output)
             own = place.of(cotangent)
             own.copy_(torch.randn(own.shape, generator=generator))
-            found = run.support(cotangent)  # (B, T)
+            found = _support_of(run, cotangent)  # (B, T)
             mine = float(place.of(found).max())
             place.of(found).zero_()
             foreign = float(found.max())
@@ -247,8 +247,19 @@ class Probe:
             return 0.0
         cotangent = torch.zeros_like(run.output)
         cotangent[:, -1] = 1.0
-        found = run.support(cotangent)[0]  # (n,)
+        found = _support_of(run, cotangent)[0]  # (n,)
         return float(found[:-1].max() / found[-1]) if len(found) > 1 and float(found[-1]) > 0 else 0.0
+
+
+def _support_of(run: Run, cotangent: Tensor) -> Tensor:
+    try:
+        return run.support(cotangent)
+    except Exception as error:  # kernels without a backward pass, for one
+        raise Refused(f"no gradients: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _difference(one: Tensor, other: Tensor) -> float:

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from padless.errors import PadlessError
 from padless.verify.feeds import Feed
 
-__all__ = ["MODES", "Mode", "Run", "Runner", "modes_of"]
+__all__ = ["MODES", "Mode", "NoDropout", "Run", "Runner", "first_output", "modes_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +84,16 @@ class Runner:
 
     def run(self, feed: Feed, mode: Mode) -> Run:
         """One forward pass of ``feed``; the random generators start from the same seed in each."""
-        keywords = {key: value for key, value in {**self.extra, **feed.keywords}.items() if self.takes(key)}
         leaves: list[Tensor] = []
         torch.manual_seed(self.seed)
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(mode.grad))
             watch = None
             if mode.training and self._dropping.get(mode.name, True):
-                watch = stack.enter_context(_NoDropout())
+                watch = stack.enter_context(NoDropout())
             if mode.grad:
                 stack.enter_context(_embeddings_as_leaves(self.model, feed.input_ids, leaves))
-            output = first_output(self.call(**keywords))
+            output = self.outputs(feed.keywords)
         if watch is not None:
             self._dropping[mode.name] = watch.used  # following every torch call is slow, so only where it is needed
         if output.dim() < 2 or output.shape[:2] != feed.input_ids.shape:
@@ -103,6 +102,11 @@ class Runner:
                 " one output per token is needed, (B, T, ...); pass forward= to choose it"
             )
         return Run(output=output, leaves=leaves)
+
+    def outputs(self, keywords: Mapping[str, Any]) -> Tensor:
+        """Call the model with what it takes of ``keywords`` and of those that are always sent."""
+        given = {key: value for key, value in {**self.extra, **keywords}.items() if self.takes(key)}
+        return first_output(self.call(**given))
 
     @contextmanager
     def mode(self, mode: Mode) -> Iterator[None]:
@@ -164,7 +168,7 @@ def _embeddings_as_leaves(model: nn.Module, input_ids: Tensor, leaves: list[Tens
         given = next((value for value in inputs if isinstance(value, Tensor)), None)
         if not isinstance(output, Tensor) or given is None or given.shape != input_ids.shape:
             return None
-        if not torch.equal(given, input_ids):
+        if output.shape[:-1] != input_ids.shape or not torch.equal(given, input_ids):
             return None
         leaf = output.detach().requires_grad_()
         leaves.append(leaf)
@@ -203,7 +207,7 @@ def _gradients(output: Tensor, cotangent: Tensor, leaves: list[Tensor]) -> tuple
     return tuple(leaf.grad for leaf in leaves)
 
 
-class _NoDropout(TorchFunctionMode):
+class NoDropout(TorchFunctionMode):
     """Functional dropout becomes the identity: its masks follow the batch's shape, so no two layouts could agree."""
 
     used = False

@@ -1,0 +1,128 @@
+"""Write docs/models.md: the verdict of every causal language model of the installed transformers, in each layout.
+
+    python scripts/models_table.py                     # all of them; an hour or less on one core
+    python scripts/models_table.py --only qwen2 jamba  # these again, the rest as it was
+    python scripts/models_table.py --render            # the page from docs/models.json, nothing measured
+
+Each architecture is built small with random weights by `padless.verify.build_small`, judged by `check_layouts`, and
+compared with a slow float64 reference. What was measured is kept in docs/models.json, one line for each architecture,
+and a run that is stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA, PAGE = ROOT / "docs" / "models.json", ROOT / "docs" / "models.md"
+LAYOUTS = (
+    "right-padded",
+    "right-padded-no-mask",
+    "left-padded",
+    "packed-position-ids",
+    "packed-cu-seqlens",
+    "packed-seq-idx",
+    "packed-block-mask-additive",
+    "packed-block-mask-bool",
+)
+LIMIT_SECONDS = 400
+
+
+def measure(model_type: str) -> dict[str, Any]:
+    """One architecture: verdicts and the reference's opinion, or why there are none."""
+    from padless.verify import build_small, check_layouts
+    from padless.verify.reference import reference_verdicts
+
+    started = time.process_time()
+    try:
+        model = build_small(model_type)
+    except TimeoutError:
+        raise
+    except Exception as error:
+        return {"not_built": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+    built = time.process_time()
+    row: dict[str, Any] = {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())}
+    try:
+        report = check_layouts(model, layouts=LAYOUTS, seeds=(0,), cache=False)
+    except TimeoutError:
+        raise
+    except Exception as error:
+        return {**row, "not_run": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    row["cpu_seconds"] = round(time.process_time() - built, 1)
+    row["attention"] = report.environment["attention"]
+    row["verdicts"] = {name: result.verdict for name, result in report.layouts.items()}
+    row["difference"] = {n: r.difference and float(f"{r.difference:.1e}") for n, r in report.layouts.items()}
+    row["causes"] = {name: result.cause for name, result in report.layouts.items() if result.cause}
+    row["why"] = {name: result.why for name, result in report.layouts.items() if result.why}
+    try:
+        found = reference_verdicts(model, LAYOUTS)
+        row["reference"] = {n: r.raised or float(f"{r.difference or 0.0:.1e}") for n, r in found.items()}
+    except TimeoutError:
+        raise
+    except Exception as error:
+        row["reference_failed"] = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    row["total_cpu_seconds"] = round(time.process_time() - started, 1)
+    return row
+
+
+def sweep(types: list[str], known: dict[str, Any]) -> None:
+    """Measure ``types`` into ``known``, saved after each."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"over {LIMIT_SECONDS} seconds")
+
+    signal.signal(signal.SIGALRM, stop)
+    for number, model_type in enumerate(types, 1):
+        signal.alarm(LIMIT_SECONDS)
+        try:
+            known[model_type] = measure(model_type)
+        except TimeoutError as error:
+            known[model_type] = {"not_run": str(error)}
+        finally:
+            signal.alarm(0)
+        save(known)
+        print(f"{number}/{len(types)} {model_type}", known[model_type].get("verdicts") or known[model_type], flush=True)
+
+
+def save(known: dict[str, Any]) -> None:
+    """One line for each architecture, so that a change shows as one line."""
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
+    DATA.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Measure what is asked for and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", metavar="TYPE", help="measure these again")
+    parser.add_argument("--again", action="store_true", help="forget what is known and measure all")
+    parser.add_argument("--render", action="store_true", help="write the page only")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "scripts"))
+    known: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() and not options.again else {}
+    if not options.render:
+        import torch
+        import transformers
+
+        from padless.verify import causal_lm_types
+
+        warnings.filterwarnings("ignore")
+        transformers.logging.set_verbosity_error()
+        torch.set_num_threads(1)
+        types = causal_lm_types()
+        known = {name: row for name, row in known.items() if name in types or name == "_versions"}
+        known["_versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+        sweep(options.only or [name for name in types if name not in known], known)
+    from models_page import page
+
+    PAGE.write_text(page(known), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
