@@ -7,7 +7,7 @@ all micro-batches and ranks, and known before the first backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +16,18 @@ from torch import Tensor
 
 from padless.errors import PadlessError, choose
 
-__all__ = ["MODES", "Denominators", "Mode", "aggregate", "denominators", "target_mask"]
+__all__ = [
+    "MODES",
+    "Denominators",
+    "Mode",
+    "RouterLoad",
+    "aggregate",
+    "denominators",
+    "router_load",
+    "router_loss",
+    "shift_labels",
+    "target_mask",
+]
 
 Mode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -71,7 +82,8 @@ def target_mask(
 
     Args:
         labels: (B, W), ``ignore_index`` where there is no target.
-        attention_mask: (B, W), where rows are left padded; without it rows begin at column 0.
+        attention_mask: (B, W), where rows are left padded, or padding has labels; without it rows begin at column 0
+            and every label but ``ignore_index`` counts.
         document_ids: (B, W), the sequence of each cell, where rows are packed.
 
     >>> target_mask(torch.tensor([[5, 6, -100], [-100, 7, 8]]), torch.tensor([[1, 1, 0], [0, 1, 1]])).int().tolist()
@@ -86,7 +98,24 @@ def target_mask(
         return torch.cat([torch.zeros_like(wanted[:, :1]), wanted[:, 1:]], dim=1)
     real = attention_mask > 0
     begun = real.cumsum(1) - real.int() > 0  # a real token lies to the left
-    return wanted & begun
+    goes_on = real.flip(1).cumsum(1).flip(1) > 0  # here or to the right, too: neither padding nor a first token
+    return wanted & begun & goes_on
+
+
+def shift_labels(labels: Tensor, *, document_ids: Tensor | None = None, ignore_index: int = -100) -> Tensor:
+    """Labels (B, W) moved one column to the left, never over the edge of a sequence: what each column predicts.
+
+    Args:
+        labels: (B, W), not shifted.
+        document_ids: (B, W), the sequence of each cell, where rows are packed.
+        ignore_index: what columns without a target hold.
+
+    >>> shift_labels(torch.tensor([[11, 12, 13, 21, 22]]), document_ids=torch.tensor([[0, 0, 0, 1, 1]])).tolist()
+    [[12, 13, -100, 22, -100]]
+    """
+    wanted = target_mask(labels, document_ids=document_ids, ignore_index=ignore_index)
+    moved = labels.masked_fill(~wanted, ignore_index)[:, 1:]
+    return torch.cat([moved, torch.full_like(labels[:, :1], ignore_index)], dim=1)
 
 
 def denominators(
@@ -179,6 +208,89 @@ def aggregate(
         count = float((targets > 0).sum()) if denominators is None else denominators.of(mode)
     ranks = 1 if denominators is None else denominators.ranks
     return total * (ranks / count if count else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RouterLoad:
+    """How often each expert was chosen, ``counts`` (E,) over all layers, by ``tokens`` times layers; adds with ``+``."""
+
+    counts: Tensor
+    tokens: float
+    ranks: int = 1
+
+    def __add__(self, other: RouterLoad) -> RouterLoad:
+        return RouterLoad(counts=self.counts + other.counts, tokens=self.tokens + other.tokens, ranks=self.ranks)
+
+
+def router_load(router_logits: Sequence[Tensor], mask: Tensor, *, top_k: int, process_group: Any = None) -> RouterLoad:
+    """Count the experts that the real tokens of a micro-batch, or over all ranks, are routed to; no gradient.
+
+    Args:
+        router_logits: one (B * W, E) or (B, W, E) tensor per layer, as mixture-of-experts models return them.
+        mask: (B, W), true for real tokens.
+        top_k: experts per token.
+        process_group: also sum over its ranks.
+    """
+    real = mask.bool().flatten()
+    counts = torch.zeros(router_logits[0].shape[-1], dtype=torch.float64)
+    for logits in router_logits:
+        chosen = logits.detach().reshape(len(real), -1)[real.to(logits.device)].topk(top_k, dim=-1).indices
+        counts += torch.bincount(chosen.flatten(), minlength=len(counts)).cpu()
+    total = torch.cat([counts, torch.tensor([float(real.sum()) * len(router_logits)], dtype=torch.float64)])
+    ranks = 1
+    if process_group is not None:
+        from padless.exchange import sum_over_ranks
+
+        total, ranks = sum_over_ranks(total, process_group)
+    return RouterLoad(counts=total[:-1], tokens=float(total[-1]), ranks=ranks)
+
+
+def router_loss(
+    router_logits: Sequence[Tensor],
+    mask: Tensor,
+    *,
+    top_k: int,
+    load: RouterLoad | None = None,
+    tokens: float | None = None,
+    ranks: int = 1,
+) -> Tensor:
+    """One micro-batch's part of the load-balancing loss of Switch Transformers, over real tokens only.
+
+    The loss is the product of two means over the batch, the share of tokens that each expert gets and its mean
+    probability, so the sum over micro-batches depends on how they were cut. There are two ways:
+
+    * ``load``: the step's shares, from a pass without gradients over all micro-batches (`router_load`, added up). The
+      loss is linear in the probabilities, so parts then add up to the loss of the whole step, exactly.
+    * ``tokens``: the step's real tokens over all ranks. Parts are the micro-batches' own losses, weighted by their
+      tokens: no pass before, but another loss than the whole step's, and another one for each regrouping.
+
+    Args:
+        router_logits: as for `router_load`.
+        mask: (B, W), true for real tokens.
+        top_k: experts per token.
+        load: see above.
+        tokens: see above.
+        ranks: with ``tokens``: ranks over which gradients are averaged.
+
+    Returns:
+        A scalar, to be multiplied by the model's coefficient and added to the part of `aggregate`.
+    """
+    if (load is None) == (tokens is None):
+        raise PadlessError("give load= (exact, from a pass before) or tokens= (the micro-batch's own shares), not both")
+    real = mask.bool().flatten()
+    probabilities = sum(
+        logits.reshape(len(real), -1)[real.to(logits.device)].float().softmax(-1).sum(0) for logits in router_logits
+    )
+    assert isinstance(probabilities, Tensor)
+    if load is None:
+        own = router_load(router_logits, mask, top_k=top_k)
+        whole = float(tokens or 0) * len(router_logits)
+        shares = own.counts / max(own.tokens, 1.0)
+    else:
+        whole, ranks = load.tokens, load.ranks
+        shares = load.counts / max(load.tokens, 1.0)
+    part = (probabilities * shares.to(probabilities)).sum() * len(shares)
+    return part * (ranks / whole if whole else 0.0)
 
 
 def _sequence_sums(values: Tensor, document_ids: Tensor | None) -> Tensor:

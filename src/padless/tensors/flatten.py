@@ -17,7 +17,7 @@ from padless.shapes import combine_multiples
 from padless.tensors.boundaries import Boundaries, boundaries_of
 from padless.tensors.fields import Fields
 from padless.tensors.gather import Cells
-from padless.tensors.inputs import cells_of, packed_inputs
+from padless.tensors.inputs import cells_of, check_packable, packed_inputs
 from padless.tensors.layouts import packed_layout
 from padless.tensors.restore import find_alignment, pick_tokens, scatter_tokens
 from padless.tensors.rowlist import is_row_list, read_row_list
@@ -89,6 +89,7 @@ def flatten(
     listed = is_row_list(batch_or_rows)
     rows = read_row_list(batch_or_rows, fields) if listed else read_rows(batch_or_rows, fields)
     chosen = packed_layout(layout)
+    check_packable(rows, chosen)
     stream = rows.only_stream
     members = [np.arange(rows.count)] if groups is None else [_group(group, rows.count) for group in groups]
     order = np.concatenate(members)

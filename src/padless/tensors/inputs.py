@@ -18,7 +18,7 @@ from padless.tensors.gather import Cells, TokenIndex, gather_rows, gather_tokens
 from padless.tensors.layouts import boundary_inputs
 from padless.tensors.rows import Alignment, Column, Rows
 
-__all__ = ["Made", "Responses", "cells_of", "packed_inputs", "padded_inputs", "response_cells"]
+__all__ = ["Made", "Responses", "cells_of", "check_packable", "packed_inputs", "padded_inputs", "response_cells"]
 
 Responses: TypeAlias = Literal["sequence", "block"]
 Index = npt.NDArray[np.int64]
@@ -116,6 +116,18 @@ def cells_of(segments: Index, first: Index | None, boundaries: Boundaries) -> Ce
     )
 
 
+def check_packable(rows: Rows, layout: str) -> None:
+    """Refuse rows that ``layout`` cannot hold: several masks, rows packed already, holes where no mask goes along."""
+    stream = rows.only_stream
+    if stream.segmented:
+        raise PadlessError(f"{stream.key!r} numbers segments: its rows are packed already; split them into rows first")
+    if stream.holes.any() and not layout.startswith("packed-block-mask"):
+        raise PadlessError(
+            f"row {int(stream.holes.argmax())} has zeros between its real tokens, and {layout!r} carries no mask:"
+            " use layout='padded' or a 'packed-block-mask' layout"
+        )
+
+
 def packed_inputs(
     rows: Rows,
     chosen: Index,
@@ -128,15 +140,7 @@ def packed_inputs(
 ) -> Any:
     """Gather all fields of packed rows that hold the rows ``chosen`` (k,), with the boundary data of ``layout``."""
     stream = rows.only_stream
-    if stream.segmented:
-        raise PadlessError(f"{stream.key!r} numbers segments: its rows are packed already; split them into rows first")
-    masked = layout.startswith("packed-block-mask")
     holed = stream.holes[chosen]
-    if holed.any() and not masked:
-        raise PadlessError(
-            f"row {chosen[int(holed.argmax())]} has zeros between its real tokens, and {layout!r} carries no mask:"
-            " use layout='padded' or a 'packed-block-mask' layout"
-        )
     index = TokenIndex(cells)
     on_device = torch.from_numpy(chosen).to(stream.size.device)
     leaves: dict[str, Any] = {}
@@ -157,7 +161,7 @@ def packed_inputs(
     prefix = f"{parent}." if parent else ""
     leaves.setdefault(f"{prefix}position_ids", boundaries.position_ids)
     leaves.update({prefix + key: value for key, value in boundary_inputs(layout, boundaries).items()})
-    if masked:
+    if layout.startswith("packed-block-mask"):
         kind: Literal["bool", "additive"] = "bool" if layout.endswith("bool") else "additive"
         seen = None if keys is None else (keys > 0) | ~cells.real
         leaves[prefix + "attention_mask"] = block_mask(boundaries.segment_ids, kind=kind, dtype=dtype, keys=seen)

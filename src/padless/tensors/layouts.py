@@ -43,7 +43,8 @@ class LayoutVerdicts(Protocol):
 
 def packed_layout(name: str) -> str:
     """The full name of a packed layout."""
-    return choose("layout", _SHORT.get(name, name), PACKED_LAYOUTS)
+    choose("layout", name, ("packed", *PACKED_LAYOUTS))
+    return _SHORT.get(name, name)
 
 
 def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> tuple[str, bool]:
@@ -57,7 +58,8 @@ def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> 
             raise PadlessError("layout='auto' needs report=check_layouts(model); or name a layout, such as 'padded'")
         best = report.best
         return (best if best in LAYOUTS else "right-padded"), False
-    full = choose("layout", _SHORT.get(name, name), LAYOUTS)
+    choose("layout", name, ("auto", *_SHORT, *LAYOUTS))
+    full = _SHORT.get(name, name)
     if report is None or report.allows(full):
         return full, False
     if not unsafe:

@@ -234,7 +234,7 @@ class Regrouped:
         if alignment is None:
             blank = values.new_full((self._home.count, *values.shape[1:]), fill)
             return blank.index_copy(0, torch.from_numpy(rows).to(values.device), values)
-        base = alignment.base.cpu().numpy()[rows]
+        base = alignment.place.cpu().numpy()[rows]
         places = torch.from_numpy(ragged(base + start, count))
         return place_tokens(values, places, alignment, self._home.count, fill)
 

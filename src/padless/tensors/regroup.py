@@ -11,7 +11,7 @@ from padless.errors import PadlessError, choose
 from padless.lengths import as_ids
 from padless.plan import Plan, Sync
 from padless.tensors.fields import Fields
-from padless.tensors.inputs import Responses
+from padless.tensors.inputs import Responses, check_packable
 from padless.tensors.layouts import LayoutVerdicts, choose_layout, is_packed
 from padless.tensors.microbatches import MicroBatch, Regrouped
 from padless.tensors.planning import PlanOptions, plan_for
@@ -107,6 +107,8 @@ def regroup(
         choose("exchange", exchange, ("rows", "never"))
         name, against = choose_layout(layout, report, unsafe=unsafe)
         rows = read_row_list(batch, fields) if is_row_list(batch) else read_rows(batch, fields)
+        if is_packed(name):
+            check_packable(rows, name)
         ids = None if atoms is None else as_ids(atoms, rows.count, name="atoms")
         return rows, PlanOptions(layout=name, **planning), against, ids
 

@@ -44,7 +44,7 @@ def scatter_tokens(tensor: Tensor, cells: Cells, alignment: Alignment, count: in
     values = pick_tokens(tensor, cells, alignment.low)
     row = cells.row.expand_as(cells.token)
     keep = cells.real if alignment.low is None else cells.real & (cells.token >= alignment.low[row])
-    return place_tokens(values, (alignment.base[row] + cells.token)[keep], alignment, count, fill)
+    return place_tokens(values, (alignment.place[row] + cells.token)[keep], alignment, count, fill)
 
 
 def place_tokens(values: Tensor, places: Tensor, alignment: Alignment, count: int, fill: float) -> Tensor:

@@ -41,7 +41,8 @@ def read_row_list(rows: Sequence[Any], fields: Fields | None = None) -> Rows:
     zero = torch.zeros_like(size)
     holes = np.zeros(len(rows), dtype=bool)
     stream = Stream("attention_mask", lengths, size, zero, max(int(lengths.max()), 1), holes, False)
-    whole = Alignment(stream.key, size.cumsum(0) - size, None, stream.width)
+    padded = torch.arange(len(rows)) * stream.width  # where each row would begin
+    whole = Alignment(stream.key, size.cumsum(0) - size, None, stream.width, padded)
     columns = {key: _column(key, [row[key] for row in named], stream, whole, fields) for key in keys}
     if "attention_mask" not in columns:  # every token given is a real one
         ones = torch.ones(int(lengths.sum()), dtype=torch.int64)
@@ -80,7 +81,9 @@ def _column(key: str, values: list[Any], stream: Stream, whole: Alignment, field
         return Column(key, role, flat, whole)
     count = torch.from_numpy(given)
     low = stream.size - count
-    return Column(key, role, flat, Alignment(stream.key, count.cumsum(0) - count - low, low, max(int(given.max()), 1)))
+    width = max(int(given.max()), 1)
+    padded = torch.arange(len(given)) * width - low
+    return Column(key, role, flat, Alignment(stream.key, count.cumsum(0) - count - low, low, width, padded))
 
 
 def _stackable(values: list[Any]) -> bool:

@@ -40,13 +40,20 @@ class Stream:
 class Alignment:
     """Token j of row i is entry ``base[i] + j`` of a flat tensor, for ``low[i] <= j < length of row i``.
 
-    ``width`` is the number of columns that the caller's tensor had.
+    ``width`` is the number of columns of the caller's tensor, where token j is entry ``place[i] + j``: the same
+    entry, unless the caller's rows came without padding (``home`` (N,) says then where they would lie with it).
     """
 
     stream: str
     base: Tensor
     low: Tensor | None
     width: int
+    home: Tensor | None = None
+
+    @property
+    def place(self) -> Tensor:
+        """(N,) entries of the padded tensor that restored values are written to."""
+        return self.base if self.home is None else self.home
 
 
 @dataclass(frozen=True, slots=True, eq=False)
