@@ -1,0 +1,119 @@
+"""What a sampler did, in counts that add."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from padless.data._epoch import Corpus
+from padless.data._step import StepPlan
+from padless.metrics import Neighbours
+
+__all__ = ["Diagnostics"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Diagnostics:
+    """Counts over all ranks of what was consumed. They add with ``+``, and travel in the sampler's state.
+
+    Attributes:
+        sequences: that ran with weight.
+        repeated: zero-weight rows, that filled a short last step or kept a rank busy.
+        dropped: sequences left out by ``overlong`` or ``tail``, counted once an epoch, at its end.
+        truncated, split: sequences cut by ``overlong``, counted once an epoch, at its end.
+        real_tokens, padded_tokens: tokens of sequences, and positions computed.
+        micro_batches, idle: groups over all ranks, and how many of them had nothing to do.
+        steps: optimizer steps; ``step_tokens_squared`` and the ``smallest_step``, ``largest_step`` tell their spread.
+        neighbours: correlation of consecutive micro-batches on rank 0 (all ranks draw theirs alike).
+    """
+
+    sequences: int = 0
+    repeated: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    split: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    micro_batches: int = 0
+    idle: int = 0
+    steps: int = 0
+    step_tokens: int = 0
+    step_tokens_squared: float = 0.0
+    smallest_step: int | None = None
+    largest_step: int | None = None
+    neighbours: Neighbours = field(default_factory=Neighbours)
+
+    @property
+    def occupancy(self) -> float:
+        """Real over padded tokens; NaN before the first micro-batch."""
+        return self.real_tokens / self.padded_tokens if self.padded_tokens else math.nan
+
+    @property
+    def neighbour_correlation(self) -> float:
+        """Of the mean lengths of consecutive micro-batches; NaN for fewer than two."""
+        return self.neighbours.correlation
+
+    @property
+    def step_size_spread(self) -> float:
+        """Standard deviation over mean of the steps' real tokens; NaN before the first step ended."""
+        if not self.step_tokens:
+            return math.nan
+        mean = self.step_tokens / self.steps
+        return math.sqrt(max(self.step_tokens_squared / self.steps - mean**2, 0.0)) / mean
+
+    def __add__(self, other: Diagnostics) -> Diagnostics:
+        """Counts of both."""
+        summed = {
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(self)
+            if item.name not in ("smallest_step", "largest_step")
+        }
+        steps = [d for d in (self, other) if d.smallest_step is not None and d.largest_step is not None]
+        smallest = min((d.smallest_step for d in steps if d.smallest_step is not None), default=None)
+        largest = max((d.largest_step for d in steps if d.largest_step is not None), default=None)
+        return Diagnostics(**summed, smallest_step=smallest, largest_step=largest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, ready for JSON; `from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, told: dict[str, Any]) -> Diagnostics:
+        """What `to_dict` wrote."""
+        return cls(**{**told, "neighbours": Neighbours(**told["neighbours"])})
+
+    def note(self, corpus: Corpus, plan: StepPlan, start: int, stop: int) -> None:
+        """Count the micro-steps ``start`` to ``stop`` of a step; the last one closes it."""
+        if start == stop:
+            return
+        first, behind = start * plan.ranks, stop * plan.ranks
+        slots = plan.order[plan.offsets[first] : plan.offsets[behind]]
+        members = plan.members
+        lengths = corpus.lengths[members.sequences[slots]]
+        totals = lengths if lengths.ndim == 1 else lengths.sum(axis=1)  # (S,)
+        weights = None if members.weights is None else members.weights[slots]
+        repeated = 0 if weights is None else int((weights == 0).sum())
+        real = int(totals.sum(dtype=np.int64)) if weights is None else int(totals[weights > 0].sum(dtype=np.int64))
+        rows = plan.rows[start:stop].ravel()  # (k * R,)
+        idle = int((rows == 0).sum())
+        self.sequences += len(slots) - repeated
+        self.repeated += repeated + idle * len(plan.filler)
+        self.real_tokens += real
+        self.padded_tokens += int(plan.padded[start:stop].sum())
+        self.micro_batches += len(rows)
+        self.idle += idle
+        running = np.concatenate([[0], np.cumsum(totals, dtype=np.int64)])
+        edges = plan.offsets[first : behind + 1] - plan.offsets[first]
+        with np.errstate(invalid="ignore"):
+            means = (np.diff(running[edges]) / rows).reshape(-1, plan.ranks)  # NaN for an idle rank
+        for mean in means[:, 0].tolist():
+            self.neighbours.add(mean)
+        if stop == plan.steps:
+            self.steps += 1
+            self.step_tokens += plan.tokens
+            self.step_tokens_squared += float(plan.tokens) ** 2
+            self.smallest_step = plan.tokens if self.smallest_step is None else min(self.smallest_step, plan.tokens)
+            self.largest_step = plan.tokens if self.largest_step is None else max(self.largest_step, plan.tokens)
