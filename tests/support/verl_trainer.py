@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import string
 import sys
 from pathlib import Path
 
@@ -44,25 +43,23 @@ def prepare(folder: Path, *, prompts: int = 32) -> Path:
 
 
 def _make_tokenizer(path: Path) -> None:
-    """One token per character, with the special tokens that verl expects of a Qwen2 tokenizer."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+    """A Qwen2 tokenizer with one token per byte."""
+    from tokenizers import pre_tokenizers
+    from transformers import Qwen2Tokenizer
 
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<unk>"]
-    vocabulary = {token: index for index, token in enumerate([*special, *string.printable])}
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     assert len(vocabulary) <= VOCABULARY
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<|endoftext|>",
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[],
+        unk_token="<|endoftext|>",
         eos_token="<|im_end|>",
-        unk_token="<unk>",
+        pad_token="<|endoftext|>",
         additional_special_tokens=["<|im_start|>"],
     )
-    fast.chat_template = CHAT
-    fast.save_pretrained(path)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(path)
 
 
 def command(
@@ -117,5 +114,7 @@ def command(
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "ray_kwargs.ray_init.num_cpus=32",
         f"+ray_kwargs.ray_init.num_gpus={ranks}",
+        "+ray_kwargs.ray_init.address=local",  # a cluster of its own, whatever else runs here
+        "+ray_kwargs.ray_init.include_dashboard=False",
         *extra,
     ]

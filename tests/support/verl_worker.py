@@ -16,7 +16,7 @@ from support.verl_env import use_environment
 
 use_environment()
 
-VOCABULARY = 256
+VOCABULARY = 320
 
 
 def make_model(kind: str, folder: Path) -> Path:

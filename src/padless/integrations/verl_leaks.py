@@ -19,7 +19,7 @@ from padless.errors import PadlessError
 from padless.integrations.verl_guards import setting, warn_once
 from padless.integrations.verl_hooks import log
 
-__all__ = ["LeakGuard", "PackedProbe", "probe_packed"]
+__all__ = ["LeakGuard", "Opinion", "PackedProbe", "probe_packed", "second_opinion"]
 
 _LENGTHS = (37, 53, 41)
 
@@ -34,6 +34,7 @@ class PackedProbe:
         noise: largest change when nothing changes.
         alone: largest difference from the same sequence run alone.
         scale: largest absolute output.
+        half_precision: whether the forward pass rounds to 16 bits, which may hide a weak leak.
     """
 
     influence: float
@@ -41,6 +42,7 @@ class PackedProbe:
     noise: float
     alone: float
     scale: float
+    half_precision: bool = False
 
     @property
     def leaks(self) -> bool:
@@ -82,7 +84,15 @@ def probe_packed(engine: Any) -> PackedProbe:
     if dist.is_initialized():
         dist.all_reduce(figures, op=dist.ReduceOp.MAX)
     influence, moved, noise, apart, scale = figures.tolist()
-    return PackedProbe(influence=influence, own=moved, noise=noise, alone=apart, scale=scale)
+    dtype = getattr(engine, "_autocast_dtype", torch.bfloat16)
+    return PackedProbe(
+        influence=influence,
+        own=moved,
+        noise=noise,
+        alone=apart,
+        scale=scale,
+        half_precision=dtype in (torch.bfloat16, torch.float16),
+    )
 
 
 def _text_config(engine: Any) -> Any:
@@ -117,6 +127,54 @@ def _outputs(engine: Any, rows: list[Any], place: int) -> Any:
     _, output = engine.forward_step(micro_batch, loss_function=None, forward_only=True)
     held = next(value for value in output["model_output"].values() if value is not None)
     return held.unbind()[place][:-1].float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """What `padless.verify.check_layouts` says about a small twin of the architecture, in words."""
+
+    verdict: str
+    words: str
+
+
+def second_opinion(engine: Any) -> Opinion | None:
+    """Check packing by position ids on a small float32 twin of the model's configuration.
+
+    It names the module in which a leak enters, and sees leaks that half precision hides. Rank 0 runs
+    it and tells the others; ``None`` where the architecture cannot be shrunk or run.
+    """
+    import torch.distributed as dist
+
+    told: list[Opinion | None] = [None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        told[0] = _check_twin(engine)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(told, src=0)
+    return told[0]
+
+
+def _check_twin(engine: Any) -> Opinion | None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from padless.verify import check_layouts, shrink
+
+    config = engine.model_config.hf_config
+    layout = "packed-position-ids"
+    try:
+        attention = getattr(config, "_attn_implementation", None)
+        flash = isinstance(attention, str) and "flash" in attention  # flash attention runs in half precision only
+        with torch.random.fork_rng(devices=[]):
+            twin = AutoModelForCausalLM.from_config(
+                shrink(config), attn_implementation=attention, dtype=torch.bfloat16 if flash else torch.float32
+            )
+        from verl.utils.device import get_device_id
+
+        result = check_layouts(twin.to(get_device_id()), layouts=[layout])[layout]
+    except Exception as error:  # an architecture of the user's own may refuse anything; the probe has the say
+        log.info("padless: no second opinion on %s: %s", type(config).__name__, error)
+        return None
+    return Opinion(verdict=result.verdict, words=result.explain())
 
 
 class LeakGuard:
@@ -175,22 +233,35 @@ class LeakGuard:
         architecture = (getattr(engine.model_config, "architectures", None) or [name])[0]
         if probe.leaks:
             self.leaking[engine] = True
-            self._act(engine, architecture, probe)
-        elif not probe.conclusive:
-            log.warning(
-                "padless: the leak check of %s is inconclusive (its own tokens move its outputs by %.1e only): run"
-                " `padless verify` on the trained checkpoint",
-                architecture,
-                probe.own,
-            )
+            self._act(engine, architecture, probe, second_opinion(engine))
+        elif not probe.conclusive or probe.half_precision:
+            opinion = second_opinion(engine)
+            if opinion is not None and opinion.verdict != "exact":
+                log.warning(
+                    "padless: nothing foreign moved the outputs of %s at its precision (its own first token: %.1e), but"
+                    " a small float32 model of its architecture is not exact. %s Compare a few steps with"
+                    " use_remove_padding=False",
+                    architecture,
+                    probe.own,
+                    opinion.words,
+                )
+            elif opinion is None and not probe.conclusive:
+                log.warning(
+                    "padless: the leak check of %s is inconclusive (its own tokens move its outputs by %.1e only): run"
+                    " `padless verify` on the trained checkpoint",
+                    architecture,
+                    probe.own,
+                )
 
-    def _act(self, engine: Any, architecture: str, probe: PackedProbe) -> None:
+    def _act(self, engine: Any, architecture: str, probe: PackedProbe, opinion: Opinion | None) -> None:
         found = (
             f"{architecture} leaks between packed sequences: with use_remove_padding=True, changing other sequences of"
             f" the row changes a sequence's outputs by up to {probe.influence:.2e} (its own first token:"
             f" {probe.own:.2e}; repetition: {probe.noise:.0e}), and they differ from the sequence alone by"
             f" {probe.alone:.2e}"
         )
+        if opinion is not None and opinion.verdict == "leaks":
+            found += f" (a small model of the architecture: {opinion.words.rstrip('.')})"
         remedy = (
             "set actor_rollout_ref.model.use_remove_padding=False (with use_dynamic_bsz=True padless keeps the padding"
             " small), or PADLESS_VERL_ON_LEAK=padded to have padless do it"
@@ -203,7 +274,7 @@ class LeakGuard:
                     f"{found}, and the padded path has no sequence parallelism: set"
                     " ulysses_sequence_parallel_size=1 and use_remove_padding=False"
                 )
-            found, remedy = f"{found}", "the padded path is used instead (PADLESS_VERL_ON_LEAK=padded)"
+            remedy = "the padded path is used instead (PADLESS_VERL_ON_LEAK=padded)"
         warn_once(f"leak-{architecture}", f"{found}: {remedy}")
 
 

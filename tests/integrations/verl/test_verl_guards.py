@@ -79,6 +79,7 @@ def test_a_leaking_model_is_found_at_start_up_with_the_measured_difference(
     (warning,) = about_padless(caplog)
     assert "JambaForCausalLM leaks between packed sequences" in warning
     assert "changes a sequence's outputs by up to " in warning
+    assert "It enters in model.layers.0.mamba (JambaMambaMixer)" in warning  # the twin names the module
     assert "PADLESS_VERL_ON_LEAK=padded" in warning
     one_step(worker)
     assert len(about_padless(caplog)) == 1, "once is enough"
