@@ -16,6 +16,7 @@ CAUSES = {
     "attention-boundary": "attention reads over the sequence boundary: its mask is built without the boundaries",
     "batch-statistics": "it mixes tokens of the whole batch, as batch statistics do",
     "boundary-off-by-one": "the boundary or window is off by one: the last token of the sequence before is read too",
+    "cache-on": "the cache is on, and with it the mask is built without the boundaries: pass use_cache=False",
     "carried-state": "a state is carried from one call to the next",
     "convolution": "a causal convolution runs over the sequence boundary",
     "mask-added": "a bool mask is added to the scores instead of selecting them: pass an additive mask, or use sdpa",
@@ -129,13 +130,26 @@ def _code(
     ignored = probe.runner.takes("position_ids") and layout != "naive" and probe.same_without(layout, mode, base)
     if ignored and by_class not in ("recurrent-state", "convolution", "router"):
         return "position-ids-ignored"
-    if layout == "packed-block-mask-bool" and moved and by_class == "attention-boundary":
+    if layout == "packed-block-mask-bool" and moved and by_class in ("attention-boundary", "not-causal"):
         return "mask-added"
+    if layout in PACKED and moved and _cured_without_cache(probe, layout, mode, base):
+        return "cache-on"
     if moved:
         return by_class or ("router" if found.support == 0 else "unknown")
     if _POSITION.search(kind):
         return "positions"
     return "window" if probe.wrong_from(layout, mode, base) > 0 else by_class or "unknown"
+
+
+def _cured_without_cache(probe: Probe, layout: str, mode: Mode, base: Baseline) -> bool:
+    extra = probe.runner.extra
+    if extra.get("use_cache") is False or not probe.runner.takes("use_cache"):
+        return False
+    probe.runner.extra = {**extra, "use_cache": False}
+    try:
+        return probe.distance(layout, mode, base) <= base.tolerance
+    finally:
+        probe.runner.extra = extra
 
 
 def _padded_code(found: Measured, kind: str, by_class: str, reach: Reach | None) -> str:

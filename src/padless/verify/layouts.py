@@ -16,7 +16,7 @@ from padless.verify.cache import cache_key, load_report, store_report
 from padless.verify.feeds import LAYOUTS
 from padless.verify.judge import Findings
 from padless.verify.notes import notes_about
-from padless.verify.probe import Probe
+from padless.verify.probe import Probe, Refused
 from padless.verify.report import LayoutReport
 from padless.verify.runs import Mode, Runner, modes_of
 from padless.verify.snapshot import preserved
@@ -103,6 +103,7 @@ def check_layouts(
     with preserved(model):
         runner = Runner(model, forward=forward, keywords=keywords)
         modes = modes_of(model)
+        _must_run(Probe.of(subject, runner, lengths, seeds[0]), modes)
         for seed in seeds:
             say(f"amplified, seed {seed}")
             _sensitive_pass(
@@ -132,6 +133,19 @@ def _names(layouts: Iterable[str] | None) -> list[str]:
     if not asked:
         raise PadlessError("layouts=[] checks nothing: leave it out to check all")
     return [name for name in LAYOUTS if name in asked]
+
+
+def _must_run(probe: Probe, modes: tuple[Mode, ...]) -> None:
+    """Some mode must be able to run one plain sequence; otherwise there is nothing to judge."""
+    refusals = []
+    for mode in modes:
+        try:
+            with probe.runner.mode(mode):
+                probe.alone(max(probe.sequences, key=len), mode)
+            return
+        except Refused as refused:
+            refusals.append(str(refused))
+    raise PadlessError(f"the model cannot be run on input_ids alone: {refusals[0]} (pass forward= or vocab_size=)")
 
 
 def _sensitive_pass(

@@ -101,8 +101,6 @@ class Probe:
         """One pass; what the model raises becomes :class:`Refused`."""
         try:
             return self.runner.run(feed, mode)
-        except PadlessError:
-            raise
         except Exception as error:
             raise Refused(_line(error)) from error
 
@@ -164,6 +162,13 @@ class Probe:
         if measured.equality > base.tolerance and (support or measured.independence > base.tolerance):
             self._leaking.setdefault((mode.name, base.scale), []).append((output, measured))
         return measured
+
+    def distance(self, layout: str, mode: Mode, base: Baseline) -> float:
+        """The test of equality alone."""
+        feed = self.feed(layout)
+        output = self.run(feed, mode).output
+        pairs = zip(feed.places, base.outputs, strict=True)
+        return max(_difference(place.of(output), alone) for place, alone in pairs) / base.scale
 
     def control(self, layout: str, mode: Mode, base: Baseline) -> tuple[float, float | None]:
         """Equality and gradient support of a layout that must fail; the last sequence only."""
@@ -259,7 +264,8 @@ def _support_of(run: Run, cotangent: Tensor) -> Tensor:
 
 
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    kind = "" if isinstance(error, PadlessError) else f"{type(error).__name__}: "
+    return f"{kind}{' '.join(str(error).split())[:300]}"
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
