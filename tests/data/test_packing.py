@@ -372,3 +372,35 @@ def test_any_rows_are_packed_whole_or_counted(tmp_path_factory: Any, rows: list[
     result = pack_files(source, folder / "out", capacity=capacity, overlong="split", shard_tokens=capacity * 2)
     assert documents(result) == {i: row for i, row in enumerate(rows) if row}
     assert result.totals["empty"] == sum(not row for row in rows)
+
+
+def test_arrow_columns_are_read_as_their_rows_would_be(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "input_ids": rng.integers(0, 99, size=n).tolist(),
+            "labels": [-100] * n,
+            "weights": rng.random(n).tolist(),
+            "n": n,
+        }
+        for n in rng.integers(0, 20, size=300).tolist()
+    ]
+    lines = pack_files(write_rows(tmp_path / "a.jsonl", rows), tmp_path / "lines", capacity=32, leave_out=["n"])
+    table = pack_files(as_parquet(tmp_path / "a", rows), tmp_path / "table", capacity=32)
+    for name in ("input_ids", "labels", "weights"):
+        assert documents(lines, name) == documents(table, name)
+    assert lines.totals == table.totals
+    assert lines.manifest["columns_left_out"] == table.manifest["columns_left_out"] == ["n"]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("input_ids", [[1], [3, -1]], r"row 1: .*input_ids\[1\] is -1"),
+        ("labels", [[1], [3]], "row 1: labels has 1 entries for 2 tokens"),
+    ],
+)
+def test_a_bad_arrow_row_is_named(tmp_path: Path, column: str, values: list[list[int]], message: str) -> None:
+    rows = pa.table({"input_ids": [[1], [2, 3]], "labels": [[1], [2, 3]]} | {column: values})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    expect(message, tmp_path / "a.parquet", tmp_path / "out", capacity=8)

@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.cost import CostModel
+from padless.data._epoch import Grouping
+from padless.data._state import Position
+from padless.data.sampler import TokenBudgetSampler
 from padless.errors import choose
 from padless.plan import Plan, Sync
 from padless.planning.microbatch import microbatch
@@ -21,9 +24,6 @@ Index = npt.NDArray[np.int64]
 
 STRATEGIES = ("fixed", "longest-in-batch", "sorted", "step-greedy", "step-balanced", "pool", "range", "packed")
 """Names of the strategies, from what needs no thought to what needs a model that keeps documents apart."""
-
-_RANGES = 8  # length ranges of the strategy "range"
-_POOL_STEPS = 8  # optimizer steps in one pool of the strategy "pool"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ def make_schedule(name: str, lengths: Index, setup: Setup) -> Schedule:
     """Schedule one epoch of ``lengths``, (N, F), all within the token budget, in the given order.
 
     The strategies: ``fixed`` pads every sequence to the widest of all data; ``longest-in-batch`` to the longest of its
-    micro-batch (both take ``rows``, or as many as fit at the widest); ``sorted`` sorts the epoch; ``step-greedy`` and
-    ``step-balanced`` regroup inside each optimizer step; ``pool`` sorts pools of several steps and shuffles their
-    micro-batches; ``range`` draws micro-batches from ranges of similar length; ``packed`` puts sequences end to end.
+    micro-batch (both take ``rows``, or as many as fit at the widest); ``step-greedy`` and
+    ``step-balanced`` regroup inside each optimizer step; ``sorted``, ``pool`` and ``range`` are the groupings of
+    `padless.data.TokenBudgetSampler`; ``packed`` puts sequences end to end, over the whole epoch.
     """
     return _MAKERS[choose("strategy", name, STRATEGIES)](lengths, setup)
 
@@ -138,36 +138,31 @@ def _longest(lengths: Index, setup: Setup) -> Schedule:
     return _schedule(lengths, order, offsets, np.arange(groups) // (most * ranks), setup)
 
 
-def _sorted(lengths: Index, setup: Setup) -> Schedule:
-    order = np.argsort(lengths.sum(axis=1), kind="stable")
-    return _dealt(lengths, [order[a:b] for a, b in _cuts(lengths.sum(axis=1)[order], setup)], setup)
+def _sampled(grouping: Grouping) -> Callable[[Index, Setup], Schedule]:
+    """What `padless.data.TokenBudgetSampler` yields, on all ranks at once."""
 
+    def make(lengths: Index, setup: Setup) -> Schedule:
+        total = lengths.sum(axis=1)
+        sampler = TokenBudgetSampler(
+            total,
+            token_budget=setup.token_budget,
+            sequences_per_step=setup.sequences_per_step,
+            grouping=grouping,
+            ranks=setup.ranks,
+            rank=0,
+            seed=setup.seed,
+            cost=setup.cost,
+            multiple_of=setup.multiple_of,
+            check_ranks=False,
+        )
+        epoch = sampler._epoch(Position(epoch=0, arranged_for=setup.ranks))
+        plans = [sampler._plan(epoch, step) for step in range(epoch.steps)]
+        order = np.concatenate([plan.members.sequences[plan.order] for plan in plans])
+        rows = np.concatenate([np.diff(plan.offsets) for plan in plans])
+        step = np.repeat(np.arange(len(plans)), [len(plan.offsets) - 1 for plan in plans])
+        return _schedule(total[:, None], order, np.concatenate([[0], np.cumsum(rows)]), step, setup)
 
-def _pool(lengths: Index, setup: Setup) -> Schedule:
-    rng = np.random.default_rng(setup.seed)
-    total = lengths.sum(axis=1)
-    size = _POOL_STEPS * setup.sequences_per_step
-    groups: list[Index] = []
-    for start in range(0, len(total), size):
-        pool = start + np.argsort(total[start : start + size], kind="stable")
-        cut = [pool[a:b] for a, b in _cuts(total[pool], setup)]
-        groups += _shuffled_in_micro_steps(cut, setup.ranks, rng)
-    return _dealt(lengths, groups, setup)
-
-
-def _range(lengths: Index, setup: Setup) -> Schedule:
-    """Ranges of equal token counts: each gets about as many micro-batches."""
-    rng = np.random.default_rng(setup.seed)
-    total = lengths.sum(axis=1)
-    by_length = np.argsort(total, kind="stable")
-    before = np.cumsum(total[by_length]) - total[by_length]
-    part = before * _RANGES // total.sum()  # (N,)
-    edges = np.searchsorted(part, np.arange(1, _RANGES))
-    groups: list[Index] = []
-    for members in np.split(by_length, edges):
-        drawn = rng.permutation(members)
-        groups += [drawn[a:b] for a, b in _cuts(total[drawn], setup)]
-    return _dealt(lengths, _shuffled_in_micro_steps(groups, setup.ranks, rng), setup)
+    return make
 
 
 def _shuffled_in_micro_steps(groups: list[Index], ranks: int, rng: np.random.Generator) -> list[Index]:
@@ -215,28 +210,13 @@ def _packed(lengths: Index, setup: Setup) -> Schedule:
 _MAKERS: dict[str, Callable[[Index, Setup], Schedule]] = {
     "fixed": _fixed,
     "longest-in-batch": _longest,
-    "sorted": _sorted,
+    "sorted": _sampled("sorted"),
     "step-greedy": _by_step("greedy"),
     "step-balanced": _by_step("balanced"),
-    "pool": _pool,
-    "range": _range,
+    "pool": _sampled("pool"),
+    "range": _sampled("range"),
     "packed": _packed,
 }
-
-
-def _cuts(total: Index, setup: Setup) -> list[tuple[int, int]]:
-    """Cut a sequence of lengths, in its order, into the longest runs whose rows x longest is within the budget."""
-    cuts: list[tuple[int, int]] = []
-    start, multiple, budget = 0, setup.multiple_of, setup.token_budget
-    while start < len(total):
-        most = max(1, budget // max(int(total[start]), 1))
-        longest = np.maximum.accumulate(total[start : start + most])
-        wide = -(-longest // multiple) * multiple
-        over = np.flatnonzero(wide * np.arange(1, len(wide) + 1) > budget)
-        stop = start + max(1, int(over[0]) if len(over) else len(wide))
-        cuts.append((start, stop))
-        start = stop
-    return cuts
 
 
 def _dealt(lengths: Index, groups: list[Index], setup: Setup) -> Schedule:
