@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
@@ -112,7 +112,7 @@ class Accumulation(Iterable[Item]):
     skip_nonfinite: bool
     every: bool
     group: Any
-    loss: Tensor | None = None
+    loss: Tensor = field(default_factory=lambda: torch.zeros(()))
     skipped: int = 0
     skipped_targets: Denominators | None = None
     grad_norm: Tensor | None = None
@@ -134,6 +134,7 @@ class Accumulation(Iterable[Item]):
             with _gradient_sync(self.models, last or self.every):
                 yield item
             if self._waiting:
+                self._waiting = False
                 raise PadlessError("a micro-batch ended without backward(loss); call it once for each")
         self._finish()
 
@@ -158,8 +159,7 @@ class Accumulation(Iterable[Item]):
                 self.skipped_targets = targets if self.skipped_targets is None else self.skipped_targets + targets
                 return False
         self._kept += 1
-        part = loss.detach()
-        self.loss = part if self.loss is None else self.loss + part
+        self.loss = self.loss.to(loss.device) + loss.detach()
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return True
 
@@ -171,8 +171,7 @@ class Accumulation(Iterable[Item]):
 
     def _finish(self) -> None:
         factor = self._correction()
-        if factor != 1.0 and self.loss is not None:
-            self.loss = self.loss * factor
+        self.loss = self.loss * factor
         if self.optimizer is None:
             if factor != 1.0:
                 _scale_gradients([p for model in self.models for p in model.parameters()], factor)

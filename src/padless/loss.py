@@ -212,7 +212,7 @@ def aggregate(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterLoad:
-    """How often each expert was chosen, ``counts`` (E,) over all layers, by ``tokens`` times layers; adds with ``+``."""
+    """Choices of each expert, ``counts`` (E,) over all layers, by ``tokens`` times layers; loads add with ``+``."""
 
     counts: Tensor
     tokens: float
