@@ -28,13 +28,13 @@ test-verl: $(VERL_READY)
 	$(VERL_VENV)/bin/python -m pytest tests/integrations/verl $(TEST_ARGS)
 
 # verl has an environment of its own: it needs an older transformers, and its wheel installs the top-level packages
-# `tests` and `scripts`, which would hide ours. fastapi, uvicorn and cachetools are what it imports but does not declare.
+# `tests` and `scripts`, which would hide ours. TransferQueue, fastapi, uvicorn and cachetools are imported but not declared.
 # verl 0.7.1 lies beside it, without dependencies, for the tests of the fixed padding of 0.5 to 0.7.
 $(VERL_READY): pyproject.toml constraints-verl.txt
 	test -x $(VERL_VENV)/bin/python || $(PYTHON) -m venv $(VERL_VENV)
 	$(VERL_VENV)/bin/python -m pip $(PIP) "$$(grep '^torch==' constraints-verl.txt)"
 	$(VERL_VENV)/bin/python -m pip $(PIP) -c constraints-verl.txt \
-		verl==0.9.1 fastapi uvicorn cachetools numba hypothesis pytest pytest-timeout
+		verl==0.9.1 TransferQueue fastapi uvicorn cachetools numba hypothesis pytest pytest-timeout
 	$(VERL_VENV)/bin/python -m pip $(PIP) -c constraints-verl.txt --no-deps -e .
 	$(VERL_VENV)/bin/python -m pip $(PIP) --no-deps --upgrade --target $(VERL_VENV)/verl-0.7 verl==0.7.1
 	rm -rf $(VERL_VENV)/lib/python3.*/site-packages/tests $(VERL_VENV)/lib/python3.*/site-packages/scripts

@@ -41,7 +41,13 @@ class RandomServer:
         length = int(np.clip(self.rng.lognormal(np.log(self.longest / 8), 0.9), 2, self.longest))
         tokens = self.rng.integers(5, self.vocabulary, length)
         log_probs = [-float(np.log(self.vocabulary))] * length
-        return TokenOutput(token_ids=tokens.tolist(), log_probs=log_probs, stop_reason="completed", num_preempted=0)
+        return TokenOutput(
+            token_ids=tokens.tolist(),
+            log_probs=log_probs,
+            stop_reason="completed",
+            num_preempted=0,
+            extra_fields={"global_steps": 0, "min_global_steps": 0, "max_global_steps": 0},
+        )
 
     def call(self, *_: Any, **__: Any) -> None:
         return None

@@ -86,6 +86,21 @@ def refusals(folder: Path) -> dict[str, str]:
     return told
 
 
+def leak(folder: Path) -> str:
+    """What each rank raises when a leaking model is loaded packed, its parameters sharded over the ranks."""
+    from padless.errors import PadlessError
+    from padless.integrations.verl import VerlOptions, install, uninstall
+
+    install(VerlOptions(on_leak="error"))
+    try:
+        make_worker(folder / "jamba", 256, use_remove_padding=True)
+        return "loaded"
+    except PadlessError as error:
+        return str(error)
+    finally:
+        uninstall()
+
+
 def main() -> None:
     import torch.distributed as dist
 
@@ -98,6 +113,7 @@ def main() -> None:
     dist.barrier()
     result: dict[str, Any] = {kind: arms(kind, folder) for kind in SCALES}
     result["refusals"] = refusals(folder)
+    result["leak"] = leak(folder)
     (folder / f"rank{rank}.pkl").write_bytes(pickle.dumps(result))
     dist.destroy_process_group()
 

@@ -19,7 +19,7 @@ use_environment()
 VOCABULARY = 320
 
 
-def make_model(kind: str, folder: Path) -> Path:
+def make_model(kind: str, folder: Path, *, hidden: int = 32) -> Path:
     """A small random model saved where verl can load it."""
     import torch
     from transformers import JambaConfig, JambaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -32,8 +32,8 @@ def make_model(kind: str, folder: Path) -> Path:
     common |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     if kind == "qwen2":
         config = Qwen2Config(
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,
@@ -42,8 +42,8 @@ def make_model(kind: str, folder: Path) -> Path:
         model = Qwen2ForCausalLM(config)
     else:
         config = JambaConfig(
-            hidden_size=32,
-            intermediate_size=64,
+            hidden_size=hidden,
+            intermediate_size=2 * hidden,
             num_hidden_layers=2,
             num_attention_heads=2,
             num_key_value_heads=1,

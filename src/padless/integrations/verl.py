@@ -163,7 +163,8 @@ def _hook_engines(module: ModuleType) -> None:
 def _hook_trainer(module: ModuleType) -> None:
     from padless.integrations.verl_balance import hook_trainer
 
-    hook_trainer(module, _HOOKS)
+    assert _OPTIONS is not None
+    hook_trainer(module, _HOOKS, _OPTIONS.cost)
 
 
 def _hook_fixed_padding(module: ModuleType) -> None:

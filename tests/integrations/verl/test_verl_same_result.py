@@ -111,3 +111,12 @@ def test_ranks_with_other_options_are_refused_on_every_rank(ranks: list[dict[str
             assert rank["refusals"]["options"] == "ran"
         else:
             assert "rank 1 plans with other options than rank 0" in rank["refusals"]["options"]
+
+
+@pytest.mark.slow
+def test_a_leak_is_found_by_all_ranks_together(ranks: list[dict[str, Any]]) -> None:
+    messages = {rank["leak"] for rank in ranks}
+    assert len(messages) == 1, "every rank says the same"
+    (message,) = messages
+    assert "JambaForCausalLM leaks between packed sequences" in message
+    assert "It enters in model.layers.0.mamba" in message
