@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,10 +138,15 @@ def outcome_of(trainer: Any, counter: CountTokens | None = None) -> Outcome:
     return Outcome(
         losses=[entry["loss"] for entry in steps],
         grad_norms=[float(entry["grad_norm"]) for entry in steps],
-        parameters={name: value.detach().clone() for name, value in model.named_parameters()},
+        parameters={name: _whole(value.detach()).clone() for name, value in model.named_parameters()},
         logs=steps,
         padded_tokens=counter.total if counter else 0,
     )
+
+
+def _whole(value: Any) -> torch.Tensor:
+    """A parameter that is sharded over ranks, gathered."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def assert_same_run(
@@ -188,4 +192,50 @@ def common_arguments(folder: Path, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-Build = Callable[..., Any]
+def collate(rows: list[dict[str, list[int]]], *, side: str = "right") -> dict[str, torch.Tensor]:
+    """Pad to the longest row of the batch, on one side."""
+    width = max(len(row["input_ids"]) for row in rows)
+
+    def pad(values: list[int], fill: int) -> list[int]:
+        gap = [fill] * (width - len(values))
+        return gap + values if side == "left" else values + gap
+
+    return {
+        "input_ids": torch.tensor([pad(row["input_ids"], PAD) for row in rows]),
+        "attention_mask": torch.tensor([pad([1] * len(row["input_ids"]), 0) for row in rows]),
+        "labels": torch.tensor([pad(row["labels"], -100) for row in rows]),
+    }
+
+
+def collate_left(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+    """The same, padded on the left."""
+    return collate(rows, side="left")
+
+
+def plain_trainer(
+    folder: Path, kind: str, *, padless: Any = None, model: Any = None, collator: Any = collate, **changes: Any
+) -> tuple[Any, CountTokens]:
+    """``transformers.Trainer``, with or without padless, and the counter of its model's tokens."""
+    from transformers import Trainer, TrainingArguments
+
+    from padless.integrations.transformers import with_padless
+
+    model = tiny_model(kind) if model is None else model
+    more = changes.pop("more", {})
+    counter = CountTokens(model)
+    trainer_class: Any = with_padless(Trainer) if padless else Trainer
+    trainer = trainer_class(
+        model=model,
+        args=TrainingArguments(**common_arguments(folder, **changes)),
+        train_dataset=more.pop("train_dataset", None) or sft_rows(80),
+        eval_dataset=sft_rows(11, seed=5),
+        data_collator=collator,
+        **more,
+        **({"padless": padless} if padless else {}),
+    )
+    return trainer, counter
+
+
+def run_plain(folder: Path, kind: str, **settings: Any) -> Outcome:
+    """Train with `plain_trainer`."""
+    return outcome_of(*plain_trainer(folder, kind, **settings))

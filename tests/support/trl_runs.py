@@ -16,6 +16,7 @@ from support.trainers import (
     common_arguments,
     ids_of,
     outcome_of,
+    run_plain,
     sft_rows,
     skewed_lengths,
     tiny_config,
@@ -211,7 +212,29 @@ def _options(padless: PadlessOptions | None) -> dict[str, Any]:
     return {"padless": padless} if padless else {}
 
 
-RUNS: dict[str, Any] = {"sft": run_sft, "dpo": run_dpo, "reward": run_reward, "grpo": run_grpo}
+def run_sharded(folder: Path, kind: str, *, padless: PadlessOptions | None = None, **changes: Any) -> Outcome:
+    """``Trainer`` on a model whose parameters transformers shards with FSDP2 while loading."""
+    import torch.distributed as dist
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    config = DistributedConfig(fsdp_size=dist.get_world_size())
+    model = AutoModelForCausalLM.from_pretrained(_saved(folder, kind), distributed_config=config)
+    sharded = [name for name, value in model.named_parameters() if hasattr(value, "full_tensor")]
+    assert len(sharded) > 10, f"not sharded: {sharded}"
+    return run_plain(folder, kind, model=model, padless=padless, **changes)
+
+
+RUNS: dict[str, Any] = {
+    "plain": run_plain,
+    "sft": run_sft,
+    "dpo": run_dpo,
+    "reward": run_reward,
+    "grpo": run_grpo,
+    "sharded": run_sharded,
+}
 
 
 def both(scenarios: list[dict[str, Any]], folder: str) -> list[tuple[Outcome, Outcome]]:

@@ -61,6 +61,12 @@ class Stepper:
                 self._budget = int(self.options.token_budget)
         return self._budget
 
+    @property
+    def _sharded(self) -> bool:
+        """Whether ranks meet in every forward pass, to gather parameters; DDP meets at the end of the step."""
+        loaded = getattr(self.trainer, "is_distributed_loading_by_transformers", False)
+        return bool(self.trainer.is_fsdp_enabled or loaded)
+
     def _least(self, value: int) -> int:
         """The smallest value over the ranks: what was measured on one must fit on all."""
         if self.world == 1:
@@ -77,8 +83,7 @@ class Stepper:
         if self.world > 1:
             more["process_group"] = torch.distributed.group.WORLD
             more["exchange"] = "rows" if moves else "never"
-            # Sharded parameters are gathered in every forward pass; DDP meets at the end of the step.
-            more["sync"] = "microbatch" if self.trainer.is_fsdp_enabled else "step"
+            more["sync"] = "microbatch" if self._sharded else "step"
         if self.options.ladder is not None:
             more["ladder"] = self.options.ladder
         return padless.regroup(
