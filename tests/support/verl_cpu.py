@@ -137,3 +137,12 @@ def _name_rollout(module: ModuleType) -> None:
 _hooks = Hooks()
 _hooks.when_imported("verl.workers.rollout.replica", _name_rollout)
 _hooks.when_imported("verl.workers.rollout.base", _name_rollout)
+
+
+def _no_pinned_memory(module: ModuleType) -> None:
+    """verl keeps a reference model in pinned memory, which needs an accelerator."""
+    stock = module.CPUOffloadPolicy
+    module.CPUOffloadPolicy = lambda pin_memory=True: stock(pin_memory=False)
+
+
+_hooks.when_imported("verl.workers.engine.fsdp.transformer_impl", _no_pinned_memory)
