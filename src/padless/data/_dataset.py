@@ -11,7 +11,7 @@ from padless.data._corpus import Sampled
 from padless.data._step import MicroBatch
 from padless.errors import PadlessError
 
-__all__ = ["WEIGHT", "SampledRows"]
+__all__ = ["WEIGHT", "SampledRows", "cut_row", "without_targets"]
 
 WEIGHT = "sample_weight"
 """The key that marks a zero-weight row; the collators read and remove it."""
@@ -48,12 +48,12 @@ class SampledRows:
         for i, index in enumerate(batch):
             row = self.dataset[index]
             if lengths is not None:
-                row = _cut(row, int(starts[i]), int(lengths[i]))
-            rows.append(row if batch.weights[i] else _without_targets(row, index))
+                row = cut_row(row, int(starts[i]), int(lengths[i]))
+            rows.append(row if batch.weights[i] else without_targets(row, index))
         return rows
 
 
-def _cut(row: Any, start: int, length: int) -> Any:
+def cut_row(row: Any, start: int, length: int) -> Any:
     """The tokens ``start`` to ``start + length`` of every per-token column: those as long as ``input_ids``."""
     if not isinstance(row, Mapping) or "input_ids" not in row:
         return row
@@ -69,7 +69,7 @@ def _cut(row: Any, start: int, length: int) -> Any:
     return {key: value[start:stop] if _is_per_token(value, tokens) else value for key, value in row.items()}
 
 
-def _without_targets(row: Any, index: int) -> Any:
+def without_targets(row: Any, index: int) -> Any:
     """A row that trains on nothing."""
     if not isinstance(row, Mapping):
         raise PadlessError(f"row {index} is a {type(row).__name__}; rows of weight 0 must be mappings to be marked")

@@ -10,7 +10,7 @@ import numpy as np
 
 from padless.data._epoch import Epoch
 from padless.data._state import Position, refuse_if_different
-from padless.data._step import MicroBatch, StepPlan
+from padless.data._step import MicroBatch, StepPlan, split_parts
 
 if TYPE_CHECKING:
     from padless.data.sampler import TokenBudgetSampler
@@ -39,8 +39,7 @@ class SamplerIterator(Iterator[MicroBatch]):
         self._number = position.epoch
         self._epoch = self._sampler._epoch(position)
         self._plan: StepPlan | None = None
-        self._parts = position.parts
-        self._next = 0
+        self._parts, self._next = split_parts(position.parts, self._sampler.ranks)
 
     def __iter__(self) -> SamplerIterator:
         return self

@@ -18,7 +18,7 @@ from padless.planning.bucket import mix, shuffled
 from padless.planning.items import Rounding
 from padless.planning.microbatch import Method, microbatch
 
-__all__ = ["Grouper", "MicroBatch", "StepPlan"]
+__all__ = ["Grouper", "MicroBatch", "StepPlan", "split_parts"]
 
 Index = npt.NDArray[np.int64]
 
@@ -225,6 +225,17 @@ class Grouper:
         """How widths are rounded."""
         ladder = None if self.ladder is None else np.array(self.ladder, dtype=np.int64)
         return Rounding(multiple_of=self.multiple_of, ladder=ladder)
+
+
+def split_parts(parts: tuple[tuple[int, int], ...], ranks: int) -> tuple[tuple[tuple[int, int], ...], int]:
+    """The runs of a step on other numbers of ranks, and the micro-steps that these ranks have run since.
+
+    >>> split_parts(((8, 2), (3, 1)), 3), split_parts(((8, 2), (3, 1)), 5)
+    ((((8, 2),), 1), (((8, 2), (3, 1)), 0))
+    """
+    if parts and parts[-1][0] == ranks:
+        return parts[:-1], parts[-1][1]
+    return parts, 0
 
 
 def _mixed(

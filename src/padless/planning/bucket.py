@@ -115,7 +115,7 @@ def cut_by_tokens(tokens: AnyIndex, target: int) -> Index:
 def cut_by_padded(sizes: AnyIndex, target: int, *, budget: int, max_rows: int, sort: bool) -> Index:
     """Cut units in order into steps of at most ``target`` padded tokens, as one rank would run them.
 
-    A step takes the most units (found by doubling and bisection) whose micro-batches, cut greedily from the sorted
+    A step takes the most units (found by doubling and bisection) whose micro-batches, cut greedily from ascending
     lengths (from the given order without ``sort``) under ``budget``, compute at most ``target`` positions, or one.
 
     >>> cut_by_padded(np.array([4, 1, 4, 1]), 8, budget=8, max_rows=9, sort=True).tolist()
@@ -236,7 +236,7 @@ def _cut(sizes: Index, limit: int, never_over: bool) -> Index:
 @jit
 def _padded(sizes: Index, budget: int, max_rows: int, sort: bool) -> int:
     """Positions that greedily cut micro-batches compute."""
-    ordered = np.sort(sizes)[::-1] if sort else sizes
+    ordered = np.sort(sizes) if sort else sizes
     total, rows, width = 0, 0, 0
     for size in ordered:
         wider = max(width, size)
