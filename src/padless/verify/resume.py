@@ -144,7 +144,8 @@ def assert_rescalable(
                     other.load_state_dict(copy.deepcopy(states[k]))
                     found.update(index for item in other for index in indices(item))
                 restores += new
-                if found != due:
+                # After the last item an object may have nothing left, or stand at the next epoch.
+                if found != due and not (k == len(rows) and found == everything):
                     lost, extra = sorted((due - found).elements())[:8], sorted((found - due).elements())[:8]
                     raise ResumeError(
                         f"moved from {old} to {new} ranks after {k} of {len(rows)} micro-batches:"
