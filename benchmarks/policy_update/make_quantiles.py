@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 
 TARGET = Path(__file__).parents[2] / "src/padless/bench/quantiles.json"
-LEVELS = [0.0, 0.01, 0.02, *np.round(np.arange(0.05, 0.951, 0.05), 2).tolist(), 0.98, 0.99, 1.0]
+# Denser at the top, where quantiles rise steeply and a straight line between two would lie above them.
+LEVELS = [i / 40 for i in range(32)] + [0.8 + i / 100 for i in range(20)] + [0.995, 0.999, 1.0]
+LEVELS = [round(level, 4) for level in LEVELS]
 GROUPS = 8  # responses are given apart for each eighth of the prompts, so that their dependence is kept
 
 COMMON = "counted with the Qwen tokenizer"

@@ -85,8 +85,8 @@ def distance(ours: Tensors, theirs: Tensors) -> float:
     """
     apart, size = 0.0, 0.0
     for a, b in zip(ours, theirs, strict=True):
-        there = b.to(a.device)
-        apart += float((a.double() - there.double()).square().sum())
+        there = b.detach().to(a.device)
+        apart += float((a.detach().double() - there.double()).square().sum())
         size += float(there.double().square().sum())
     return float((apart / size) ** 0.5) if size else float(apart > 0)
 
@@ -97,8 +97,8 @@ class Probe:
 
     Attributes:
         max_logprob_difference: from each sequence alone.
-        foreign_influence: how much the log-probabilities of half of the sequences moved when the tokens of all others
-            (and the padding) were exchanged.
+        foreign_influence: how much log-probabilities moved when the tokens of every other sequence (and the padding)
+            were exchanged; the larger of both halves.
         exact: no difference beyond rounding, and nothing foreign flows in.
     """
 
@@ -142,10 +142,12 @@ def probe_layouts(
 def _probe(model: Any, arm: str, batch: Batch, setting: Setting, alone: torch.Tensor, mask: torch.Tensor) -> Probe:
     before = _log_probs(model, group(arm, batch, setting))
     difference = float((before - alone)[mask].abs().max())
-    kept = torch.arange(len(mask), device=mask.device) % 2 == 0
-    after = _log_probs(model, group(arm, _with_other_tokens(batch, kept, model), setting))
-    moved = (after - before)[kept & True][mask[kept]].abs()
-    influence = float(moved.max()) if moved.numel() else 0.0
+    influence = 0.0
+    for half in (0, 1):  # each sequence is once among the kept, with some of the others' tokens exchanged around it
+        kept = torch.arange(len(mask), device=mask.device) % 2 == half
+        after = _log_probs(model, group(arm, _with_other_tokens(batch, kept, model), setting))
+        moved = (after - before)[kept[:, None] & mask].abs()
+        influence = max(influence, float(moved.max()) if moved.numel() else 0.0)
     exact = influence <= _noise(before.dtype, model)
     if next(model.parameters()).dtype == torch.float32:
         exact = exact and difference <= LIMITS.logprob

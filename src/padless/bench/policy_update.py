@@ -158,7 +158,7 @@ class _Run:
 
     def result(self) -> ModelResult:
         self.tell(f"{self.built.name}: checking layouts")
-        alone = alone_log_probs(self.reference, self.batch, self.setting)
+        alone = self._first_pass()
         self.batch = add_rollout(self.batch, alone, seed=self.seed)
         probes = probe_layouts(self.reference, self.batch, self.setting, alone, arms=self.options.arms)
         self.setting = _with_layouts(self.setting, probes)
@@ -177,6 +177,13 @@ class _Run:
             calibration_seconds=seconds,
             updates=1 if self.policy is not None else min(_UPDATES, self.options.repeats),
         )
+
+    def _first_pass(self) -> torch.Tensor:
+        """Each sequence alone: here a model that was built but cannot run tells so."""
+        try:
+            return alone_log_probs(self.reference, self.batch, self.setting)
+        except Exception as error:  # whatever the model's own code raises
+            raise PadlessError(f"model {self.built.name} cannot run: {type(error).__name__}: {error}") from error
 
     def _names(self) -> list[str]:
         """The arms asked for, and their twins with a mask where the mask makes a difference."""
@@ -265,8 +272,8 @@ class _Run:
     def _arm(
         self, name: str, steps: Sequence[Step], evidence: dict[str, Evidence], probes: dict[str, Probe]
     ) -> ArmResult:
-        others = [evidence[other] for other in (ALONE, "fixed") if other in evidence and other != name]
-        differences = evidence[name].differences(others, self.batch["response_mask"].cpu())
+        mask = self.batch["response_mask"].cpu()
+        differences = evidence[name].differences(self._references(name, evidence, mask), mask)
         valid = _is_exact(name, probes, self.setting)
         if self.options.dtype == "float32":
             valid = valid and within(differences, LIMITS)
@@ -278,6 +285,14 @@ class _Run:
             valid=valid,
             differences=differences,
         )
+
+    def _references(self, name: str, evidence: dict[str, Evidence], mask: torch.Tensor) -> list[Evidence]:
+        """Each sequence alone; and ``fixed``, unless the model cannot do left padding and it is wrong itself."""
+        alone, fixed = evidence[ALONE], evidence.get("fixed")
+        if name == "fixed" or fixed is None:
+            return [alone]
+        sound = self.options.dtype != "float32" or within(fixed.differences([alone], mask), LIMITS)
+        return [alone, fixed] if sound else [alone]
 
 
 def within(differences: dict[str, float | None], limits: Limits) -> bool:

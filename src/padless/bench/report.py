@@ -91,7 +91,8 @@ def _workload(report: BenchReport) -> str:
         f"<p>{work['sequences']} sequences of <code>{escape(work['name'])}</code>: {escape(work['source'])}.{scale}"
         f" Prompts have {work['prompt_mean']:.0f} tokens on average and at most {work['prompt_max']:,}, responses"
         f" {work['response_mean']:.0f} and at most {work['response_max']:,}; {work['truncated']} were cut.</p>"
-        f"<figure>{histogram(report.lengths, width)}</figure>"
+        f"<figure><figcaption>Tokens in a sequence, up to the width that <i>fixed</i> computes.</figcaption>"
+        f"{histogram(report.lengths, width)}</figure>"
     )
 
 
@@ -160,10 +161,13 @@ def _figures(model: ModelResult) -> str:
             ]
         )
     header = [
-        "arm", "step", "reference", "train", "planning + tensors", "micro-batches", "real tokens/s", "peak memory",
-        "time / packed", "gain recovered",
+        "arm", "step", "reference", "train", "overhead", "micros", "real tokens/s", "peak memory", "/ packed",
+        "recovered",
     ]  # fmt: skip
-    return table(header, rows)
+    return (
+        '<p class="soft">Train holds the optimizer; overhead is planning and tensor work; / packed is the time over'
+        " that of padding-free training; recovered is the share of the time it saves.</p>" + table(header, rows)
+    )
 
 
 def _equality(model: ModelResult) -> str:

@@ -114,8 +114,7 @@ def histogram(lengths: Sequence[int], width: int) -> str:
     )
     return (
         f'<div class="histogram" role="img" aria-label="Histogram of sequence lengths">{columns}</div>'
-        f'<div class="axis"><span>0</span><span>tokens in a sequence (highest column: {top} sequences)</span>'
-        f"<span>{width:,}</span></div>"
+        f'<div class="axis"><span>0</span><span>highest column: {top}</span><span>{width:,} tokens</span></div>'
     )
 
 

@@ -116,8 +116,8 @@ class ModelResult:
 
     @property
     def failed(self) -> list[str]:
-        """Arms that should compute the same as each sequence alone, and do not."""
-        return [name for name, arm in self.arms.items() if not arm.valid and name != "packed"]
+        """padless's arms that should compute the same as each sequence alone, and do not."""
+        return [name for name, arm in self.arms.items() if not arm.valid and name not in ("fixed", "packed")]
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -153,9 +154,10 @@ def _split(given: str) -> list[str]:
 
 def _integer(option: str, given: str) -> int:
     try:
-        return positive_int(int(given), name=option)
+        number = int(given)
     except ValueError:
         raise PadlessError(f"{option}={given!r}; expected a whole number of at least 1") from None
+    return positive_int(number, name=option)
 
 
 def _check_targets(paths: list[Path]) -> None:
@@ -217,11 +219,11 @@ def _show(report: BenchReport) -> None:
 
 
 def _times(name: str, found: ModelResult) -> Table:
-    table = Table(title=f"{name}: one optimizer step", title_justify="left")
-    table.add_column("arm", style="bold")
+    table = Table(title=f"{name}: one optimizer step", title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("arm", style="bold", no_wrap=True)
     for header in ("step", "spread", "vs fixed", "/ packed", "recovered", "occupancy", "micros", "tokens/s",
                    "peak MiB", "overhead"):  # fmt: skip
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", no_wrap=True)
     fixed, packed, gain = found.ratio_to("fixed"), found.ratio_to("packed"), found.gain_recovered
     for arm_name, arm in found.arms.items():
         times = arm.seconds_all
@@ -243,7 +245,11 @@ def _times(name: str, found: ModelResult) -> Table:
 
 
 def _equality(name: str, found: ModelResult) -> Table:
-    table = Table(title=f"{name}: largest difference from each sequence alone, and from fixed", title_justify="left")
+    table = Table(
+        title=f"{name}: largest difference from each sequence alone, and from fixed",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+    )
     table.add_column("arm", style="bold")
     for header in ("log-prob", "loss", "gradient", f"update ({found.updates} steps)", ""):
         table.add_column(header, justify="right")
