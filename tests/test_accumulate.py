@@ -15,9 +15,10 @@ from padless.logits import token_losses
 from padless.loss import Denominators, aggregate, denominators, target_mask
 from padless.windows import windows
 from support.batches import random_mask, token_batch
-from support.ranks import run_ranks
+from support.forked import run_forked
 from support.trainers import tiny_model
 
+pytestmark = pytest.mark.xdist_group("accumulate")  # one worker makes the processes
 Batch = dict[str, Any]
 CONTROL = ("input_ids", "attention_mask", "labels")
 
@@ -74,7 +75,7 @@ STEPS = [[rows(100 + 10 * step + rank, (6, 0, 1, 4)[rank], 8 + rank) for rank in
 def trained(request: pytest.FixtureRequest) -> tuple[list[list[Batch]], list[dict[str, Any]]]:
     ranks = request.param
     steps = [step[:ranks] for step in STEPS]
-    return steps, run_ranks("support.rank_loss", "everything", ranks, seconds=280, steps=steps)
+    return steps, run_forked("support.rank_loss", "everything", ranks, seconds=280, steps=steps)
 
 
 @pytest.mark.slow
@@ -237,9 +238,10 @@ def test_backward_is_called_once_for_each_micro_batch() -> None:
     run = accumulate(
         [torch.ones(1, 1)], model, optimizer, denominators=Denominators(targets=1, sequences=1), skip_nonfinite=True
     )
-    with pytest.raises(PadlessError, match="targets="):
-        for item in run:
+    for item in run:
+        with pytest.raises(PadlessError, match="targets="):
             run.backward(model(item).sum())
+        run.backward(model(item).sum(), targets=Denominators(targets=1, sequences=1))
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from padless.exchange import fingerprint
+from support.forked import run_forked
 from support.rank_exchange import ROWS
-from support.ranks import run_ranks
+
+pytestmark = pytest.mark.xdist_group("exchange")  # one worker makes the processes
 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return run_ranks("support.rank_exchange", "everything", 4, seconds=240)
+    return run_forked("support.rank_exchange", "everything", 4, seconds=240)
 
 
 @pytest.mark.slow

@@ -148,12 +148,13 @@ class Accumulation(Iterable[Item]):
         """
         if not self._waiting:
             raise PadlessError("backward(loss) belongs inside the loop over micro-batches, once for each")
+        if self.skip_nonfinite and targets is None:
+            raise PadlessError("skip_nonfinite needs backward(loss, targets=...) to correct the denominator")
         self._waiting = False
         if not self._weight:
             loss = torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0) * 0.0
         if self.skip_nonfinite:
-            if targets is None:
-                raise PadlessError("skip_nonfinite needs backward(loss, targets=...) to correct the denominator")
+            assert targets is not None
             if self._any_nonfinite(loss):
                 self.skipped += 1
                 self.skipped_targets = targets if self.skipped_targets is None else self.skipped_targets + targets
