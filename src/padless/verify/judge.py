@@ -54,6 +54,7 @@ class Findings:
     def __init__(self, names: list[str]) -> None:
         self.names = names
         self.amplified = True
+        self.sensitive = False
         self.windows: list[str] = []
         self._found: dict[str, list[Finding]] = defaultdict(list)
         self._remarks: list[str] = []
@@ -69,8 +70,14 @@ class Findings:
         """What was remarked, as sentences."""
         return [line[0].upper() + line[1:] + "." for line in self._remarks]
 
-    def measure(self, probe: Probe, mode: Mode, label: str, *, attention: str | None) -> None:
-        """All layouts in one mode."""
+    def measure(self, probe: Probe, mode: Mode, label: str, *, sensitive: bool, attention: str | None) -> None:
+        """All layouts in one mode. ``sensitive``: the model is amplified.
+
+        Controls count once there, or where the model could not be amplified: as it is, an untrained model may mix
+        next to nothing.
+        """
+        controlled = sensitive or not self.sensitive
+        self.sensitive |= sensitive
         first = self._first = self._first or label
         try:
             base = probe.baseline(mode)
@@ -84,7 +91,7 @@ class Findings:
         if unsteady is not None:
             self._unsteady(mode, label, unsteady)
             return
-        blind = _blindness(probe, mode, base)
+        blind = _blindness(probe, mode, base) if controlled else {}
         for name in self.names:
             if name == "packed-block-mask-flex" and attention != "flex_attention":
                 cause = Cause(

@@ -24,6 +24,7 @@ from padless.verify.subject import Subject
 
 __all__ = ["DEFAULT_LENGTHS", "check_layouts"]
 
+AS_IT_IS = "as it is"
 DEFAULT_LENGTHS = (6, 1, 11, 9, 3)
 """Longer than convolution kernels and small windows, one of a single token, neighbours on both sides."""
 
@@ -67,8 +68,8 @@ def check_layouts(
         lengths: tokens of the probed sequences; at least two sequences, one of them of five tokens or more.
         seeds: of tokens and fill values.
         forward: called in place of the model, with the same keywords, to return that output.
-        keywords: sent along with every call; ``{"use_cache": False}`` by default. With the cache left on, packing by
-            position_ids leaks in every model of transformers.
+        keywords: sent along with every call; ``{"use_cache": False}`` by default, if the model takes it. With the
+            cache left on, packing by position_ids leaks in every model of transformers.
         vocab_size: token ids are drawn below it; by default read off the model.
         pad_token_id: put into padding; by default the configuration's, or 0. No verdict may depend on it.
         copy_limit: bytes that the float32 copy may take.
@@ -109,8 +110,8 @@ def check_layouts(
             _sensitive_pass(
                 subject, runner, findings, lengths, seed, copy_limit, modes if seed == seeds[0] else modes[:1]
             )
-        say("as it is")
-        _measure(Probe.of(subject, runner, lengths, seeds[0]), findings, subject, "as it is", modes)
+        say(AS_IT_IS)
+        _measure(Probe.of(subject, runner, lengths, seeds[0]), findings, subject, AS_IT_IS, modes)
         notes = notes_about(subject, runner) + findings.notes()
     report = LayoutReport(
         model=type(subject.inner).__name__,
@@ -177,4 +178,4 @@ def _sensitive_pass(
 def _measure(probe: Probe, findings: Findings, subject: Subject, label: str, modes: tuple[Mode, ...]) -> None:
     for mode in modes:
         with probe.runner.mode(mode):
-            findings.measure(probe, mode, label, attention=subject.attention)
+            findings.measure(probe, mode, label, sensitive=label != AS_IT_IS, attention=subject.attention)

@@ -73,8 +73,10 @@ class Runner:
     ) -> None:
         self.model = model
         self.call = forward or model
-        self.extra = dict({"use_cache": False} if keywords is None else keywords)
-        self.accepted = _accepted(model if forward is None else forward)
+        own = _accepted(model)
+        usual = {"use_cache": False} if own is None or "use_cache" in own else {}
+        self.extra = usual if keywords is None else dict(keywords)
+        self.accepted = own if forward is None else _accepted(forward)
         self.seed = 0
         self._dropping: dict[str, bool] = {}
 
