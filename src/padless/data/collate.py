@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from padless.data._features import BY_ROW, Features, read_features
+from padless.data._packs import split_packs
 from padless.errors import PadlessError
 from padless.shapes import as_ladder, combine_multiples, round_up, snap
 from padless.tensors.fields import Fields
@@ -100,7 +101,8 @@ class PackedCollator:
         dtype: of an additive mask.
         fields, by_row, keep: as in `PaddedCollator`.
 
-    Positions of shape (axes, n) become (axes, 1, tokens).
+    Positions of shape (axes, n) become (axes, 1, tokens). Rows of a packed file (``padless pack``, TRL's
+    ``pack_dataset``) come apart at their ``seq_lengths``.
 
     >>> batch = PackedCollator()([{"input_ids": [11, 12, 13]}, {"input_ids": [21, 22]}])
     >>> batch["labels"].tolist(), batch["position_ids"].tolist()
@@ -123,7 +125,7 @@ class PackedCollator:
 
     def __call__(self, rows: Sequence[Any]) -> dict[str, Any]:
         """One micro-batch."""
-        features = read_features(rows, fields=self.fields, by_row=self.by_row)
+        features = read_features(split_packs(rows), fields=self.fields, by_row=self.by_row)
         tokens = sum(features.lengths)
         if self.pad_to is not None and tokens > self.pad_to:
             raise PadlessError(
