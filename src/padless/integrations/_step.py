@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from padless.errors import PadlessError
 from padless.integrations._figures import Figures, local_collectives
 from padless.integrations._hosts import Host, StepRows, Unit
 from padless.integrations._options import PadlessOptions
+from padless.integrations._probe import LossProbe
 
 __all__ = ["Stepper"]
 
@@ -37,8 +37,7 @@ class Stepper:
         self.figures = Figures()
         self._budget: int | None = None
         self._cost = options.cost
-        self._probed = False
-        self._ignores_items = False
+        self._probe = LossProbe(trainer, host, self._largest, lambda: self._inside("train"))
 
     # --- settings
 
@@ -55,7 +54,7 @@ class Stepper:
                 from padless.tuning import load_profile
 
                 profile = load_profile(self.options.profile, model=self.trainer.model)
-                self._budget = int(self._least(profile.token_budget))
+                self._budget = -self._largest(-profile.token_budget)  # what was measured on one rank must fit on all
                 self._cost = self._cost or profile.cost
             else:
                 self._budget = int(self.options.token_budget)
@@ -67,12 +66,12 @@ class Stepper:
         loaded = getattr(self.trainer, "is_distributed_loading_by_transformers", False)
         return bool(self.trainer.is_fsdp_enabled or loaded)
 
-    def _least(self, value: int) -> int:
-        """The smallest value over the ranks: what was measured on one must fit on all."""
+    def _largest(self, value: int) -> int:
+        """The largest value over the ranks."""
         if self.world == 1:
             return value
         held = torch.tensor([value], device=self.trainer.accelerator.device)
-        torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MIN)
+        torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MAX)
         return int(held.item())
 
     def regroup(self, rows: StepRows, budget: int, *, moves: bool) -> Any:
@@ -117,8 +116,8 @@ class Stepper:
         window, self.window = self.window, []
         rows = host.build(window)
         unit = host.unit(num_items, True)
-        if unit == "sum" and host.probes_denominator:
-            unit = self._probe(model, rows, num_items) or unit
+        if host.probes_denominator:
+            unit = self._probe.unit(model, rows, num_items, unit)
         grouped = self.regroup(rows, self.budget, moves=self._moves(num_items, unit))
         count = len(grouped)
         # A mean is divided by the number of micro-batches, here or by the host; where nobody divides, the host's
@@ -198,35 +197,6 @@ class Stepper:
         parts = [torch.empty_like(values) for _ in range(self.world)]
         torch.distributed.all_gather(parts, values)
         return torch.stack(parts).cpu()
-
-    def _probe(self, model: Any, rows: StepRows, num_items: Any) -> Unit | None:
-        """Once: does the loss shrink with the denominator that the host hands in, or is it a mean of its own?
-
-        A model whose ``forward`` takes any keyword is told ``num_items_in_batch``, and may well ignore it.
-        """
-        if not self._probed and num_items is not None:
-            trainer, host = self.trainer, self.host
-            small = self.regroup(rows, self.budget, moves=False)[0]
-            losses = []
-            for scale in (1, 2):
-                devices = [trainer.args.device] if trainer.args.device.type == "cuda" else []
-                with torch.no_grad(), torch.random.fork_rng(devices=devices), self._inside("train"):
-                    loss = trainer.compute_loss(model, dict(host.inputs(small)), num_items_in_batch=num_items * scale)
-                losses.append(float(loss))
-            once, twice = losses
-            if once == 0.0 or once != once:
-                return None  # no target in it: ask again in the next step
-            self._probed = True
-            self._ignores_items = abs(once - twice) <= 0.05 * abs(once)
-            if self._ignores_items:
-                warnings.warn(
-                    f"{type(trainer.model).__name__} ignores num_items_in_batch: its loss is a mean over each"
-                    " micro-batch, which padless weighs by targets",
-                    stacklevel=2,
-                )
-        if self._ignores_items:
-            return "targets" if self.host.token_labels else "rows"
-        return None
 
     # --- evaluation
 

@@ -44,6 +44,14 @@ class PadlessMixin:
     ``class MyTrainer(PadlessMixin, Trainer)``, then ``MyTrainer(..., token_budget=16_384)``.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class order in which the hooks would never run."""
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        late = next((base for base in order[: order.index(PadlessMixin)] if _is_host(base)), None)
+        if late is not None:
+            raise PadlessError(f"put PadlessMixin before {late.__name__} in the bases of {cls.__name__}")
+
     def __init__(
         self,
         *args: Any,
@@ -174,18 +182,19 @@ def _is_trl(trainer_class: type) -> bool:
     return any(base.__module__.startswith("trl.") for base in trainer_class.__mro__)
 
 
+def _is_host(base: type) -> bool:
+    """Whether a base is a host's trainer, and not one of padless' own or a user's."""
+    return base.__module__.split(".")[0] in ("transformers", "trl") and not issubclass(base, PadlessMixin)
+
+
 def _check_class(trainer_class: type) -> None:
-    """The installed Trainer has the hooks, and the class order lets padless see them."""
+    """The installed Trainer has the hooks."""
     from transformers import Trainer
 
     if not issubclass(trainer_class, Trainer):
         raise PadlessError(
             f"{trainer_class.__name__} mixes PadlessMixin into something that is no transformers.Trainer"
         )
-    order = trainer_class.__mro__
-    late = next((base for base in order[1 : order.index(PadlessMixin)] if issubclass(base, Trainer)), None)
-    if late is not None and not issubclass(late, PadlessMixin):
-        raise PadlessError(f"put PadlessMixin before {late.__name__} in the bases of {trainer_class.__name__}")
     check_version("transformers")
     check_seams(Trainer, SEAMS, "transformers")
 
