@@ -180,6 +180,7 @@ def main() -> None:
         "versions": {name: version(name) for name in ("verl", "torch", "transformers", "padless", "numpy")},
         "commit": commit.stdout.strip(),
         "lengths": "mix_rl_gsm8k_heavy" if os.environ.get("PADLESS_DATA") else "log-normal stand-in",
+        "draws": asked.draws,
         "plans": bench_plans(asked.draws),
         "steps": [],
     }

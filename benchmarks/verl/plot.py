@@ -1,8 +1,9 @@
-"""Draw result.json: occupancy, peak and modelled time of plans, seconds of steps. Writes result.html (Plotly)."""
+"""From result.json: result.html (Plotly), and the tables between the markers of README.md and docs/recipes/verl.md."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 HERE = Path(__file__).resolve().parent
+PAGES = (HERE / "README.md", HERE.parents[1] / "docs" / "recipes" / "verl.md")
 COLOURS = {"verl": "#b4b4b4", "padless": "#1f77b4", "padless, own assignment": "#0b3d66", "verl, packed": "#e0a458"}
 PLANS = (
     ("occupancy", "real / computed tokens"),
@@ -22,8 +24,7 @@ def job(row: dict[str, Any]) -> str:
     return f"{row['sequences']} on {row['ranks']}"
 
 
-def main() -> None:
-    result = json.loads((HERE / "result.json").read_text())
+def draw(result: dict[str, Any]) -> go.Figure:
     titles = [title for _, title in PLANS] + ["seconds of a step (CPU, one thread)"]
     figure = make_subplots(rows=2, cols=2, subplot_titles=titles)
     seen: set[str] = set()
@@ -41,7 +42,54 @@ def main() -> None:
         add(result["plans"], job, value, (index // 2 + 1, index % 2 + 1))
     add(result["steps"], lambda row: row["model"], "seconds", (2, 2))
     figure.update_layout(barmode="group", template="plotly_white", height=760, title=f"verl, commit {result['commit']}")
-    figure.write_html(HERE / "result.html", include_plotlyjs=True)
+    return figure
+
+
+def tables(result: dict[str, Any]) -> str:
+    lines = [
+        f"Plans, lengths of `{result['lengths']}`, mean of {result['draws']} draws (largest: of all), budget 16,384 tokens,"
+        " overhead 500 tokens; time is modelled, over perfect packing on perfectly balanced ranks:",
+        "",
+        "| sequences, ranks | arm | micro-batches | occupancy | largest / budget | time / bound | planning |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in result["plans"]:
+        lines.append(
+            f"| {row['sequences']}, {row['ranks']} | {row['arm']} | {row['micro_batches']:.1f} | {row['occupancy']:.3f}"
+            f" | {row['peak_over_budget']:.2f} | {row['time_over_bound']:.2f} | {row['seconds'] * 1e3:.0f} ms |"
+        )
+    lines += [
+        "",
+        "Steps (old log-probs and one update) of verl's `TrainingWorker` with FSDP2 in float32 on a CPU, one thread,"
+        " 64 sequences, lengths and budget at 1/8 (Qwen2) and 1/32 (Jamba), medians:",
+        "",
+        "| model | arm | seconds | micro-batches | occupancy | largest / budget |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in result["steps"]:
+        note = " (timing only: it leaks)" if row["model"] == "jamba" and "packed" in row["arm"] else ""
+        lines.append(
+            f"| {row['model']} | {row['arm']}{note} | {row['seconds']:.2f} | {row['micro_batches']}"
+            f" | {row['occupancy']:.3f} | {row['peak_over_budget']:.2f} |"
+        )
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    machine = f"{result['machine']['cpu']}, one thread, Python {result['machine']['python']}"
+    lines += ["", f"{machine}; {versions}; commit {result['commit']}."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    result = json.loads((HERE / "result.json").read_text())
+    draw(result).write_html(HERE / "result.html", include_plotlyjs=True)
+    for page in PAGES:
+        text = page.read_text()
+        found = re.sub(
+            r"(<!-- result -->\n).*?(\n<!-- end of result -->)",
+            lambda match: match.group(1) + tables(result) + match.group(2),
+            text,
+            flags=re.DOTALL,
+        )
+        page.write_text(found)
 
 
 if __name__ == "__main__":
