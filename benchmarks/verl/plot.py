@@ -46,9 +46,9 @@ def draw(result: dict[str, Any]) -> go.Figure:
 
 
 def tables(result: dict[str, Any]) -> str:
+    setting = f"lengths of `{result['lengths']}`, mean of {result['draws']} draws (largest: of all)"
     lines = [
-        f"Plans, lengths of `{result['lengths']}`, mean of {result['draws']} draws (largest: of all), budget 16,384 tokens,"
-        " overhead 500 tokens; time is modelled, over perfect packing on perfectly balanced ranks:",
+        f"Plans, {setting}, budget 16,384 tokens, overhead 500 tokens; time is modelled, over the bound:",
         "",
         "| sequences, ranks | arm | micro-batches | occupancy | largest / budget | time / bound | planning |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -58,10 +58,10 @@ def tables(result: dict[str, Any]) -> str:
             f"| {row['sequences']}, {row['ranks']} | {row['arm']} | {row['micro_batches']:.1f} | {row['occupancy']:.3f}"
             f" | {row['peak_over_budget']:.2f} | {row['time_over_bound']:.2f} | {row['seconds'] * 1e3:.0f} ms |"
         )
+    scales = "64 sequences, lengths and budget at 1/8 (Qwen2) and 1/32 (Jamba), medians"
     lines += [
         "",
-        "Steps (old log-probs and one update) of verl's `TrainingWorker` with FSDP2 in float32 on a CPU, one thread,"
-        " 64 sequences, lengths and budget at 1/8 (Qwen2) and 1/32 (Jamba), medians:",
+        f"Steps (old log-probs, one update) of verl's `TrainingWorker`, FSDP2 in float32 on one CPU thread, {scales}:",
         "",
         "| model | arm | seconds | micro-batches | occupancy | largest / budget |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -86,23 +86,14 @@ def rearranger(stock: Callable[..., Any], options: VerlOptions) -> Callable[...,
             }
             micro_batches, groups = stock(batch, max_token_len, **{k: v for k, v in asked.items() if k in takes})
             multiple = 1
-        if call is not None:
+        if call is not None and batch["input_ids"].is_nested:
             lengths = _lengths(batch)
             computed = np.full_like(lengths, lengths.max()) if padded and rule.to_the_widest else lengths
-            call.stats = count(computed, groups, int(max_token_len), padded=padded, multiple_of=multiple)
-            call.stats = _with_real(call.stats, int(lengths.sum()))
+            stats = count(computed, groups, int(max_token_len), padded=padded, multiple_of=multiple)
+            call.stats = replace(stats, real_tokens=int(lengths.sum()))
         return micro_batches, groups
 
     return rearrange_micro_batches
-
-
-def _with_real(stats: PhaseStats, real: int) -> PhaseStats:
-    return PhaseStats(
-        real_tokens=real,
-        computed_tokens=stats.computed_tokens,
-        micro_batches=stats.micro_batches,
-        peak=stats.peak,
-    )
 
 
 def _request(options: VerlOptions, rule: WidthRule, token_budget: int, **asked: int) -> Request:
