@@ -48,6 +48,8 @@ class Plan:
         sequence_multiple_of: each packed sequence is rounded up to it.
         ladder: the only widths allowed, sorted, or ``None``.
         max_sequences: ceiling on the sequences of one group, or ``None``.
+        min_sequences: floor on the sequences of a group that is not empty.
+        microbatches_multiple_of: ``steps`` is a multiple of it.
         atoms: (N,) group ids whose sequences must share a group, or ``None``.
         dropped, truncated, split, alone: (.,) int64 sequences that the ``overlong`` policy dropped, cut,
             split, or let run alone over the budget.
@@ -71,6 +73,8 @@ class Plan:
     sequence_multiple_of: int = 1
     ladder: IntArray | None = None
     max_sequences: int | None = None
+    min_sequences: int = 1
+    microbatches_multiple_of: int = 1
     atoms: Index | None = None
     dropped: Index = field(default_factory=lambda: _NONE)
     truncated: Index = field(default_factory=lambda: _NONE)
@@ -230,6 +234,8 @@ class Plan:
             "multiple_of": self.multiple_of,
             "sequence_multiple_of": self.sequence_multiple_of,
             "max_sequences": self.max_sequences,
+            "min_sequences": self.min_sequences,
+            "microbatches_multiple_of": self.microbatches_multiple_of,
             "real_tokens": self.real_tokens,
             "padded_tokens": self.padded_tokens,
             "occupancy": self.occupancy,

@@ -31,6 +31,10 @@ def _check_shape(plan: Plan) -> None:
         )
     if plan.offsets[0] != 0 or plan.offsets[-1] != len(plan.order) or (np.diff(plan.offsets) < 0).any():
         raise PadlessError(f"the plan's offsets do not cut its {len(plan.order)} slots into consecutive groups")
+    if plan.steps % plan.microbatches_multiple_of:
+        raise PadlessError(
+            f"the plan has {plan.steps} micro-steps; a multiple of {plan.microbatches_multiple_of} is asked for"
+        )
     if plan.spans is not None and plan.spans.shape != (len(plan.order), 2):
         raise PadlessError(f"the plan's spans have shape {plan.spans.shape}; expected ({len(plan.order)}, 2)")
 
@@ -83,15 +87,30 @@ def _check_budget(plan: Plan) -> None:
     may_exceed = np.zeros(len(plan), dtype=bool)
     if len(plan.alone):
         flagged = np.isin(plan.order, plan.alone)
-        singles = np.flatnonzero(rows == 1)
-        may_exceed[singles] = flagged[plan.offsets[singles]]
+        held = np.flatnonzero(rows > 0)
+        may_exceed[held] = np.logical_and.reduceat(flagged, plan.offsets[held])
+        may_exceed &= rows == 1 if plan.atoms is None else _holds_one_atom(plan)
     over = np.flatnonzero((tokens > plan.token_budget) & ~may_exceed)
     if len(over):
         g = int(over[0])
         raise PadlessError(f"group {g} holds {tokens[g]} padded tokens; the budget is {plan.token_budget}")
+    short = np.flatnonzero((rows > 0) & (rows < plan.min_sequences))
+    if len(short):
+        g = int(short[0])
+        raise PadlessError(f"group {g} holds {rows[g]} sequences; at least {plan.min_sequences} are asked for")
     if plan.max_sequences is not None and len(rows) and rows.max() > plan.max_sequences:
         g = int(rows.argmax())
         raise PadlessError(f"group {g} holds {rows[g]} sequences; at most {plan.max_sequences} are allowed")
+
+
+def _holds_one_atom(plan: Plan) -> npt.NDArray[np.bool_]:
+    """Whether all sequences of each group share their atom, (G,)."""
+    assert plan.atoms is not None
+    ids, held = plan.atoms[plan.order], np.flatnonzero(plan.rows > 0)
+    one = np.ones(len(plan), dtype=bool)
+    starts = plan.offsets[held]
+    one[held] = np.minimum.reduceat(ids, starts) == np.maximum.reduceat(ids, starts)
+    return one
 
 
 def _check_atoms(plan: Plan) -> None:

@@ -43,7 +43,13 @@ class Slots:
 
 
 def apply_overlong(
-    lengths: IntArray, limit: Index | int, *, overlong: str, what: str, atoms: Index | None = None
+    lengths: IntArray,
+    limit: Index | int,
+    *,
+    overlong: str,
+    what: str,
+    atoms: Index | None = None,
+    total: IntArray | None = None,
 ) -> Slots:
     """Deal with every sequence that cannot fit, as the policy says.
 
@@ -53,9 +59,11 @@ def apply_overlong(
         overlong: ``"error"``, ``"truncate"``, ``"split"``, ``"drop"`` or ``"alone"``.
         what: the limit in words, for messages: ``"token_budget 512"``.
         atoms: (N,) ids; where one of a group is dropped, or runs alone, the whole group is.
+        total: (N,) what is compared with the limit; by default the lengths, fields added up.
     """
     choose("overlong", overlong, OVERLONG)
-    total = lengths if lengths.ndim == 1 else lengths.sum(axis=1, dtype=np.int64)  # (N,)
+    if total is None:
+        total = lengths if lengths.ndim == 1 else lengths.sum(axis=1, dtype=np.int64)  # (N,)
     if isinstance(limit, int) and int(total.max(initial=0)) <= limit:
         return Slots(sequence=None, held=lengths)
     limits = np.broadcast_to(np.asarray(limit, dtype=np.int64), total.shape)  # (N,)
