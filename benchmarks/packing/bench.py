@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -35,6 +36,7 @@ import numpy as np
 HERE = Path(__file__).parent
 WORKERS = 2
 REPEATS = 3
+ROWS: int | None = None
 
 
 def main() -> None:
@@ -43,9 +45,10 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small sizes, for a quick look")
     parser.add_argument("--out", type=Path, help="where the results go")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each side where two are compared")
+    parser.add_argument("--rows", type=int, help="rows of analyze, trl and scale, instead of their own")
     given = parser.parse_args()
-    global REPEATS
-    REPEATS = given.repeats
+    global REPEATS, ROWS
+    REPEATS, ROWS = given.repeats, given.rows
     out = given.out or (HERE / ("results-small.json" if given.small else "results.json"))
     results = json.loads(out.read_text()) if out.exists() else {}
     for name in given.only or PARTS:
@@ -63,15 +66,19 @@ def main() -> None:
 
 def analyze(folder: Path, small: bool) -> dict[str, Any]:
     """``padless analyze`` on generated rows against the tokenizer alone, both with as many processes."""
-    rows = 50_000 if small else 1_000_000
+    rows = ROWS or (50_000 if small else 1_000_000)
     source = write_texts(folder / "rows.jsonl", rows, words=24)
     env = {"TOKENIZERS_PARALLELISM": "false"}
     alone, ours, peaks = [], [], []
+    cpu: dict[str, list[float]] = {"tokenizer_alone": [], "analyze": []}
     for _ in range(REPEATS):  # interleaved: other load falls on both
-        alone.append(run([sys.executable, __file__, "--tokenizer-alone", str(source), str(WORKERS)], env)["seconds"])
+        told = run([sys.executable, __file__, "--tokenizer-alone", str(source), str(WORKERS)], env)
+        alone.append(told["seconds"])
+        cpu["tokenizer_alone"].append(told["cpu"])
         command = [sys.executable, "-m", "padless", "analyze", str(source), "--tokenizer", tokenizer_folder()]
         told = run([*command, "--workers", str(WORKERS), "--no-cache", "--json"], env)
         ours.append(told["seconds"])
+        cpu["analyze"].append(told["cpu"])
         peaks.append(told["peak_rss"])
     return {
         "rows": rows,
@@ -79,6 +86,8 @@ def analyze(folder: Path, small: bool) -> dict[str, Any]:
         "workers": WORKERS,
         "tokenizer_alone_seconds": alone,
         "analyze_seconds": ours,
+        "cpu_seconds": cpu,
+        "cpu_share": round(float(np.median(cpu["tokenizer_alone"]) / np.median(cpu["analyze"])), 3),
         "throughput_share": round(float(np.median(alone) / np.median(ours)), 3),
         "peak_rss_gb": round(max(peaks) / 1e9, 2),
     }
@@ -89,7 +98,7 @@ def scale(folder: Path, small: bool) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    count = 200_000 if small else 10_000_000
+    count = ROWS or (200_000 if small else 10_000_000)
     rng = np.random.default_rng(0)
     with pq.ParquetWriter(folder / "ids.parquet", pa.schema({"input_ids": pa.list_(pa.int32())})) as writer:
         for start in range(0, count, 100_000):
@@ -106,6 +115,7 @@ def scale(folder: Path, small: bool) -> dict[str, Any]:
         "packs": totals["packs"],
         "efficiency": totals["efficiency"],
         "seconds": told["seconds"],
+        "cpu_seconds": told["cpu"],
         "tokens_per_second": round(totals["tokens"] / told["seconds"]),
         "peak_rss_gb_of_one_process": round(told["peak_rss"] / 1e9, 2),
         "peak_pss_gb_of_all": round(told["peak_pss"] / 1e9, 2),
@@ -141,8 +151,9 @@ def efficiency(folder: Path, small: bool) -> dict[str, Any]:
 
 def trl(folder: Path, small: bool) -> dict[str, Any]:
     """Tokenise, pack and write Parquet: padless against datasets + TRL's pack_dataset, same file and cores."""
-    source = write_texts(folder / "rows.jsonl", 20_000 if small else 200_000, words=150)
+    source = write_texts(folder / "rows.jsonl", ROWS or (20_000 if small else 200_000), words=150)
     seconds: dict[str, list[float]] = {"padless": [], "trl": []}
+    cpu: dict[str, list[float]] = {"padless": [], "trl": []}
     facts: dict[str, Any] = {}
     env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     for repeat in range(REPEATS):
@@ -151,15 +162,19 @@ def trl(folder: Path, small: bool) -> dict[str, Any]:
         options = ["--tokenizer", tokenizer_folder(), "--workers", str(WORKERS), "--overlong", "truncate", "--json"]
         told = run([*command, *options], env)
         seconds["padless"].append(told["seconds"])
+        cpu["padless"].append(told["cpu"])
         facts["padless"] = {k: told["json"]["totals"][k] for k in ("documents", "tokens", "packs", "efficiency")}
         told = run([sys.executable, __file__, "--trl", str(source), str(folder / f"trl{repeat}"), str(WORKERS)], env)
         seconds["trl"].append(told["seconds"])
+        cpu["trl"].append(told["cpu"])
         facts["trl"] = told["json"]
     tokens = facts["padless"]["tokens"]
     return {
         "tokens": tokens,
         "workers": WORKERS,
         "seconds": seconds,
+        "cpu_seconds": cpu,
+        "cpu_ratio": round(float(np.median(cpu["trl"]) / np.median(cpu["padless"])), 3),
         "tokens_per_second": {name: round(tokens / float(np.median(taken))) for name, taken in seconds.items()},
         "ratio": round(float(np.median(seconds["trl"]) / np.median(seconds["padless"])), 3),
         "facts": facts,
@@ -278,7 +293,7 @@ def run(command: list[str], env: dict[str, str], *, memory: str = "rss") -> dict
     """
     import psutil
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), processor_seconds()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", **env})
     peak = {"rss": 0, "pss": 0}
 
@@ -298,13 +313,20 @@ def run(command: list[str], env: dict[str, str], *, memory: str = "rss") -> dict
     watcher.start()
     out = process.communicate()[0].decode()
     seconds = round(time.perf_counter() - began, 2)
+    used = round(processor_seconds() - used, 2)
     watcher.join()
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
     told: Any = None
     with contextlib.suppress(ValueError):
         told = json.loads(out if out.lstrip().startswith("{\n") else out.strip().splitlines()[-1])
-    return {"seconds": seconds, "json": told, "peak_rss": peak["rss"], "peak_pss": peak["pss"]}
+    return {"seconds": seconds, "cpu": used, "json": told, "peak_rss": peak["rss"], "peak_pss": peak["pss"]}
+
+
+def processor_seconds() -> float:
+    """Of all processes that ended below this one: what other load on the machine does not change much."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def write_texts(path: Path, rows: int, *, words: int) -> Path:

@@ -104,7 +104,7 @@ def analyze_lengths(
     sources: Any = None,
     names: Sequence[str] = (),
     weights: Sequence[float] | None = None,
-    sample: int = 32_768,
+    sample: int = 16_384,
     seed: int = 0,
     rows: int | None = None,
 ) -> Analysis:

@@ -56,7 +56,7 @@ def analyze(
     sync: Annotated[
         str, typer.Option(help="Where ranks meet: microbatch (FSDP, ZeRO-3) or step (DDP).")
     ] = "microbatch",
-    sample: Annotated[int, typer.Option(help="Sequences to simulate at most.")] = 32_768,
+    sample: Annotated[int, typer.Option(help="Sequences to simulate at most.")] = 16_384,
     workers: Annotated[int, typer.Option(help="Processes that tokenize.")] = 0,
     seed: Annotated[int, typer.Option(help="Order of the epoch.")] = 0,
     cache: Annotated[bool, typer.Option(help="Keep measured lengths beside the data.")] = True,
