@@ -37,6 +37,12 @@ def test_ranks_derive_the_same_plan_and_run_every_row_once_in_as_many_micro_batc
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["rows", "never"])
+def test_all_ranks_share_one_ladder_of_widths(found: list[dict[str, Any]], exchange: str) -> None:
+    assert len({width for result in found for width in result[f"{exchange} widths"]}) <= 2
+
+
+@pytest.mark.slow
 def test_policies_responses_gradients_fallback_and_given_plans_hold_on_every_rank(found: list[dict[str, Any]]) -> None:
     for result in found:
         assert result["policies"] == ["alone", "drop", "split", "truncate"]

@@ -103,6 +103,8 @@ def everything() -> dict[str, Any]:
     for exchange in ("rows", "never"):
         step = regroup(batch, 24, fields=EVERY, process_group=group, exchange=exchange, multiple_of=2)
         found[exchange] = check_step(batch, step)
+        laddered = regroup(batch, 24, fields=EVERY, process_group=group, exchange=exchange, ladder=2)
+        found[f"{exchange} widths"] = [m.inputs["input_ids"].shape[1] for m in laddered]
     solid = batch_of(rank, holes=False)
     for layout in PACKED_LAYOUTS:
         step = regroup(solid, 24, fields=EVERY, process_group=group, layout=layout)

@@ -26,7 +26,7 @@ def block_mask(
 ) -> Tensor:
     """A (B, 1, T, T) mask that lets each token see its own sequence only.
 
-    A cell of document -1 sees the other cells of its tail, so that no softmax runs over nothing. Models with a
+    Cells of document -1 see each other, so that no softmax runs over nothing. Models with a
     sliding window need ``window`` here: a 4-D mask replaces theirs.
 
     Args:
@@ -51,7 +51,8 @@ def block_mask(
     if window is not None:
         allowed &= distance.abs() < window
     if keys is not None:
-        allowed &= keys[:, None, :].bool() | (distance == 0)
+        allowed &= keys[:, None, :].bool()
+        allowed |= ~allowed.any(-1, keepdim=True) & (distance == 0)  # no softmax over nothing
     allowed = allowed[:, None]
     if kind == "bool":
         return allowed

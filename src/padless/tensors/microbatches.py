@@ -13,7 +13,7 @@ from torch import Tensor
 
 from padless.errors import PadlessError, choose
 from padless.exchange import agree, swap
-from padless.plan import Plan
+from padless.plan import Plan, snap_within
 from padless.shapes import round_up
 from padless.tensors.boundaries import Boundaries, boundaries_of
 from padless.tensors.distributed import World, ragged, response_alignments
@@ -167,7 +167,10 @@ class Regrouped:
         # Nothing to do: one short row that counts for nothing.
         limit = max(self.plan.token_budget // self.plan.multiple_of * self.plan.multiple_of, 1)
         sizes = np.array([[min(int(s.lengths[self._filler]), limit) for s in self._store.streams.values()]])
-        return np.array([self._filler]), None, sizes, round_up(sizes[0], self.plan.multiple_of), True
+        widths = round_up(sizes[0], self.plan.multiple_of)
+        if self.plan.ladder is not None:
+            widths = snap_within(widths, self.plan.ladder)
+        return np.array([self._filler]), None, sizes, widths, True
 
     def _padded(self, rows: Index, first: Index | None, sizes: Index, widths: Index) -> dict[str, Cells]:
         cells = {}
@@ -233,7 +236,7 @@ class Regrouped:
         rows = self.plan.order[rank_slots] - own
         if alignment is None:
             blank = values.new_full((self._home.count, *values.shape[1:]), fill)
-            return blank.index_copy(0, torch.from_numpy(rows).to(values.device), values)
+            return blank.index_copy_(0, torch.from_numpy(rows).to(values.device), values)
         base = alignment.place.cpu().numpy()[rows]
         places = torch.from_numpy(ragged(base + start, count))
         return place_tokens(values, places, alignment, self._home.count, fill)

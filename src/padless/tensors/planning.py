@@ -37,6 +37,7 @@ class PlanOptions:
     microbatches_multiple_of: int
     sync: Sync
     seed: int
+    ladder: Any = None
 
 
 def plan_for(lengths: IntArray, options: PlanOptions, *, ranks: int = 1, atoms: Any = None, every: int = 0) -> Plan:
@@ -58,7 +59,10 @@ def plan_for(lengths: IntArray, options: PlanOptions, *, ranks: int = 1, atoms: 
             overlong=options.overlong,  # type: ignore[arg-type]
             microbatches_multiple_of=every or options.microbatches_multiple_of,
             sync=options.sync,
+            ladder=options.ladder,
         )
+    if options.ladder is not None:
+        raise PadlessError("ladder limits the widths of padded micro-batches; packed rows have multiple_of")
     if options.max_sequences is not None:
         raise PadlessError("max_sequences limits padded micro-batches; packed rows are limited by token_budget alone")
     made = pack(
@@ -93,6 +97,8 @@ def plan_in_place(lengths: IntArray, base: Index, options: PlanOptions, *, atoms
     side by side cost alike.
     """
     ranks = len(base) - 1
+    if options.ladder is not None:  # one for all: a number would make each rank its own
+        options = replace(options, ladder=plan_for(lengths, options).ladder)
     shares = [slice(int(base[r]), int(base[r + 1])) for r in range(ranks)]
     plans = [_share(lengths, atoms, share, options, every=0) for share in shares]
     steps = max(plan.steps for plan in plans if plan is not None)

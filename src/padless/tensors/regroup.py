@@ -32,6 +32,7 @@ def regroup(
     multiple_of: int | tuple[int, ...] = 1,
     sequence_multiple_of: int | tuple[int, ...] = 1,
     max_sequences: int | None = None,
+    ladder: Any = None,
     process_group: Any = None,
     exchange: Literal["rows", "never"] = "rows",
     sync: Sync = "microbatch",
@@ -61,6 +62,7 @@ def regroup(
         multiple_of: widths are rounded up to it.
         sequence_multiple_of: in packed rows, each sequence is rounded up to it.
         max_sequences: ceiling on the rows of one micro-batch.
+        ladder: the only widths allowed, for compiled models: widths, or how many of them.
         process_group: plan the rows of all ranks together. Every rank calls this, with the same options.
         exchange: ``"rows"`` moves rows to the ranks that compute them; ``"never"`` keeps them where they are and only
             plans a common number of micro-batches.
@@ -96,6 +98,7 @@ def regroup(
         "multiple_of": multiple_of,
         "sequence_multiple_of": sequence_multiple_of,
         "max_sequences": max_sequences,
+        "ladder": ladder,
         "overlong": overlong,
         "microbatches_multiple_of": microbatches_multiple_of,
         "sync": sync,

@@ -50,5 +50,5 @@ def scatter_tokens(tensor: Tensor, cells: Cells, alignment: Alignment, count: in
 def place_tokens(values: Tensor, places: Tensor, alignment: Alignment, count: int, fill: float) -> Tensor:
     """``values`` (n, ...) at flat ``places`` (n,) of a (count, width, ...) tensor that holds ``fill`` elsewhere."""
     blank = values.new_full((count * alignment.width, *values.shape[1:]), fill)
-    filled = blank.index_copy(0, places.to(values.device), values)
-    return filled.view(count, alignment.width, *values.shape[1:])
+    blank.index_copy_(0, places.to(values.device), values)  # in place: nothing else has seen the blank tensor
+    return blank.view(count, alignment.width, *values.shape[1:])

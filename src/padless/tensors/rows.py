@@ -122,22 +122,40 @@ def read_stream(key: str, mask: Any) -> Stream:
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] == 0:
         what = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise PadlessError(f"{key} is {what}; expected a mask tensor of shape (rows, columns)")
-    width = mask.shape[1]
-    real = mask > 0  # (N, W)
-    column = torch.arange(width, device=mask.device)  # (W,)
-    first = torch.where(real, column, width).amin(1)  # (N,)
-    last = torch.where(real, column, -1).amax(1)  # (N,)
-    size = (last - first + 1).clamp(min=0)
-    start = torch.where(size > 0, first, 0)
-    extremes = mask.aminmax() if mask.numel() else (torch.zeros(()), torch.zeros(()))
-    # One transfer: lengths, real tokens, smallest and largest value.
-    edges = torch.stack([extremes[0], extremes[1]]).to(torch.int64)
-    facts = torch.cat([size, real.sum(1), edges]).cpu().numpy()
-    if facts[-2] < 0:
-        raise PadlessError(f"{key} holds {facts[-2]}; expected a mask of zeros and ones, not an additive mask")
+    size, start, facts = _edges_on_cpu(mask) if mask.device.type == "cpu" else _edges(mask)
+    low, high = facts[-2:]
+    if low < 0:
+        raise PadlessError(f"{key} holds {low}; expected a mask of zeros and ones, not an additive mask")
     rows = mask.shape[0]
     lengths = np.ascontiguousarray(facts[:rows])
-    return Stream(key, lengths, size, start, width, facts[rows : 2 * rows] != lengths, bool(facts[-1] > 1))
+    return Stream(key, lengths, size, start, mask.shape[1], facts[rows : 2 * rows] != lengths, bool(high > 1))
+
+
+def _edges(mask: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64]]:
+    """Lengths and first columns (N,) on the device; lengths, real tokens and the extremes on the host, one array."""
+    width = mask.shape[1]
+    real = mask > 0  # (N, W)
+    column = torch.arange(width, device=mask.device, dtype=torch.int32)  # (W,)
+    first = torch.where(real, column, width).amin(1)  # (N,)
+    last = torch.where(real, column, -1).amax(1)  # (N,)
+    size = (last - first + 1).clamp(min=0).long()
+    start = torch.where(size > 0, first, 0).long()
+    extremes = mask.aminmax() if mask.numel() else (torch.zeros((), device=mask.device),) * 2
+    edges = torch.stack([extremes[0], extremes[1]]).to(torch.int64)
+    facts: npt.NDArray[np.int64] = torch.cat([size, real.sum(1), edges]).cpu().numpy()  # the one transfer
+    return size, start, facts
+
+
+def _edges_on_cpu(mask: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64]]:
+    """The same in NumPy, which stops at the first hit of a row and counts bits: several times faster on the CPU."""
+    real = (mask > 0).numpy()  # (N, W)
+    count = np.count_nonzero(real, axis=1)  # (N,)
+    first = real.argmax(axis=1)
+    last = real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)
+    size = np.where(count > 0, last - first + 1, 0)
+    extremes = [int(edge) for edge in mask.aminmax()] if mask.numel() else [0, 0]
+    facts = np.concatenate([size, count, extremes]).astype(np.int64)
+    return torch.from_numpy(size), torch.from_numpy(np.where(count > 0, first, 0)), facts
 
 
 def _role(key: str, value: Any, fields: Fields | None) -> Field:
