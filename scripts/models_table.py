@@ -64,6 +64,7 @@ def measure(model_type: str) -> dict[str, Any]:
     try:
         found = reference_verdicts(model, LAYOUTS)
         row["reference"] = {n: r.raised or float(f"{r.difference or 0.0:.1e}") for n, r in found.items()}
+        row["reference_exact"] = [name for name, reference in found.items() if reference.exact]
     except TimeoutError:
         raise
     except Exception as error:

@@ -105,7 +105,14 @@ def redraw(feed: Feed, where: Tensor, tokens: Tensor, *, seed: int) -> Feed:
 
 
 def build_feed(
-    layout: str, sequences: Sequence[Tensor], *, device: torch.device, dtype: torch.dtype, pad: int = 0, spare: int = 3
+    layout: str,
+    sequences: Sequence[Tensor],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    pad: int = 0,
+    spare: int = 3,
+    start: int = 0,
 ) -> Feed:
     """One layout of some sequences.
 
@@ -115,6 +122,7 @@ def build_feed(
         device, dtype: of the tensors; ``dtype`` is the model's and matters to the additive mask.
         pad: the token put into padding. Nothing may depend on it.
         spare: columns of padding beyond the longest sequence, so that it is padded too.
+        start: the first position of every sequence.
     """
     if layout == ALONE:
         if len(sequences) != 1:
@@ -122,11 +130,11 @@ def build_feed(
         layout = "naive"
     choose("layout", layout, (*LAYOUTS, BLIND))
     if layout == "naive" or layout in PACKED:
-        return _packed(layout, sequences, device, dtype)
-    return _padded(layout, sequences, device, pad, spare)
+        return _packed(layout, sequences, device, dtype, start)
+    return _padded(layout, sequences, device, pad, spare, start)
 
 
-def _padded(layout: str, sequences: Sequence[Tensor], device: torch.device, pad: int, spare: int) -> Feed:
+def _padded(layout: str, sequences: Sequence[Tensor], device: torch.device, pad: int, spare: int, start: int) -> Feed:
     lengths = [len(ids) for ids in sequences]
     width = max(lengths) + spare
     ids = torch.full((len(sequences), width), pad, dtype=torch.long)  # (B, T)
@@ -139,11 +147,11 @@ def _padded(layout: str, sequences: Sequence[Tensor], device: torch.device, pad:
     if layout in (BLIND, "right-padded-no-mask"):
         return feed
     mask = (~feed.padding()).long()  # (B, T)
-    feed.keywords.update(attention_mask=mask, position_ids=positions_from_mask(mask))
+    feed.keywords.update(attention_mask=mask, position_ids=positions_from_mask(mask, start=start))
     return feed
 
 
-def _packed(layout: str, sequences: Sequence[Tensor], device: torch.device, dtype: torch.dtype) -> Feed:
+def _packed(layout: str, sequences: Sequence[Tensor], device: torch.device, dtype: torch.dtype, start: int) -> Feed:
     lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
     ends = lengths.cumsum()
     places = tuple(
@@ -151,7 +159,7 @@ def _packed(layout: str, sequences: Sequence[Tensor], device: torch.device, dtyp
     )
     keywords: Keywords = {"input_ids": torch.cat(list(sequences))[None].to(device)}  # (1, T)
     if layout != "naive":
-        bounds, _ = boundaries_of(lengths, [np.arange(len(lengths))], device=device)
+        bounds, _ = boundaries_of(lengths, [np.arange(len(lengths))], start=start, device=device)
         keywords["position_ids"] = bounds.position_ids  # (1, T)
         keywords.update(boundary_inputs(layout, bounds))
         if layout == "packed-block-mask-flex":

@@ -104,7 +104,7 @@ def check_layouts(
     with preserved(model):
         runner = Runner(model, forward=forward, keywords=keywords)
         modes = modes_of(model)
-        _must_run(Probe.of(subject, runner, lengths, seeds[0]), modes)
+        runner.position_start = _first_position(Probe.of(subject, runner, lengths, seeds[0]), modes)
         for seed in seeds:
             say(f"amplified, seed {seed}")
             _sensitive_pass(
@@ -113,10 +113,11 @@ def check_layouts(
         say(AS_IT_IS)
         _measure(Probe.of(subject, runner, lengths, seeds[0]), findings, subject, AS_IT_IS, modes)
         notes = notes_about(subject, runner) + findings.notes()
+    environment = {**subject.environment(), "position_start": runner.position_start}
     report = LayoutReport(
         model=type(subject.inner).__name__,
         layouts=findings.results(subject),
-        environment=subject.environment(),
+        environment=environment,
         notes=tuple(notes),
         seconds=round(time.perf_counter() - started, 2),
     )
@@ -136,14 +137,13 @@ def _names(layouts: Iterable[str] | None) -> list[str]:
     return [name for name in LAYOUTS if name in asked]
 
 
-def _must_run(probe: Probe, modes: tuple[Mode, ...]) -> None:
-    """Some mode must be able to run one plain sequence; otherwise there is nothing to judge."""
+def _first_position(probe: Probe, modes: tuple[Mode, ...]) -> int:
+    """Of one plain sequence; some mode must be able to run it, otherwise there is nothing to judge."""
     refusals = []
-    for mode in modes:
+    for mode in reversed(modes):
         try:
             with probe.runner.mode(mode):
-                probe.alone(max(probe.sequences, key=len), mode)
-            return
+                return probe.first_position(mode)
         except Refused as refused:
             refusals.append(str(refused))
     raise PadlessError(f"the model cannot be run on input_ids alone: {refusals[0]} (pass forward= or vocab_size=)")
@@ -166,7 +166,9 @@ def _sensitive_pass(
             findings.amplified &= subject.dtype not in HALF
             return
         findings.remark("equality in float32 was judged on a small model of the same architecture")
+        start = runner.position_start
         subject, runner = twin, Runner(twin.model, keywords=runner.extra)
+        runner.position_start = start
     with ExitStack() as stack:
         stack.enter_context(amplified(subject.model, seed=seed))
         shrunk = stack.enter_context(small_windows(subject.model, longest=max(lengths)))

@@ -21,6 +21,8 @@ def notes_about(subject: Subject, runner: Runner) -> list[str]:
             "Its router loss (output_router_logits=True) is a product of batch means: it changes with any regrouping,"
             " and counts padding where no mask is given. Outputs are not affected."
         )
+    if runner.position_start:
+        notes.append(f"Its first position is {runner.position_start}; the layouts with position_ids were fed so.")
     kinds = _rope_kinds(getattr(text, "rope_parameters", None))
     for kind in sorted(kinds & {"dynamic", "longrope"}):
         limit = _original_positions(text)

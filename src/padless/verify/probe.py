@@ -92,7 +92,8 @@ class Probe:
         """The probe's sequences, or others, in a layout."""
         spare = max(3, self.width_multiple) if spare is None else spare
         given = self.sequences if sequences is None else sequences
-        return build_feed(layout, given, device=self.device, dtype=self.dtype, pad=self.pad, spare=spare)
+        start = self.runner.position_start
+        return build_feed(layout, given, device=self.device, dtype=self.dtype, pad=self.pad, spare=spare, start=start)
 
     width_multiple = 1
     """Some models refuse widths that are no multiple of their chunk."""
@@ -107,6 +108,23 @@ class Probe:
     def alone(self, sequence: Tensor, mode: Mode) -> Tensor:
         """Output (n, ...) of one sequence by itself."""
         return self.run(self.feed(ALONE, [sequence]), mode).output[0].detach()
+
+    def first_position(self, mode: Mode) -> int:
+        """The first position that the model itself gives a sequence; RoBERTa and its kin do not begin at 0."""
+        ids = max(self.sequences, key=len)
+        due = self.alone(ids, mode)
+        if not self.runner.takes("position_ids"):
+            return 0
+        feed = self.feed(ALONE, [ids])
+        column = torch.arange(len(ids), device=self.device)[None]
+        for start in dict.fromkeys((0, self.pad + 1, 2)):
+            try:
+                given = replace(feed, keywords={**feed.keywords, "position_ids": column + start})
+                if torch.allclose(self.run(given, mode).output[0].float(), due.float(), rtol=1e-3, atol=1e-5):
+                    return start
+            except Refused:
+                continue
+        return 0
 
     def baseline(self, mode: Mode) -> Baseline:
         """Run every sequence alone, the longest also in other batch shapes and again."""
@@ -148,6 +166,10 @@ class Probe:
                 )
         last = len(feed.places) - 1
         support = self._support(feed, run, [last, last // 2, 0]) if mode.grad and run.leaves else None
+        if support == float("inf") and bool(feed.padding().any()):
+            # The padding token's embedding may be all zero, where a norm has no gradient: ask with other tokens there.
+            other = self.repadded(feed)
+            support = self._support(other, self.run(other, mode), [last, last // 2, 0])
         output = run.output.detach()
         del run
         even, odd, padding = self._movement(feed, output, mode)

@@ -78,6 +78,7 @@ class Runner:
         self.extra = usual if keywords is None else dict(keywords)
         self.accepted = own if forward is None else _accepted(forward)
         self.seed = 0
+        self.position_start = 0
         self._dropping: dict[str, bool] = {}
 
     def takes(self, keyword: str) -> bool:
