@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +16,14 @@ from padless.errors import PadlessError
 from padless.plan import Plan
 from padless.planning.bucket import mix, shuffled
 from padless.planning.items import Rounding
-from padless.planning.microbatch import Method, microbatch
+from padless.planning.lean import lean_groups
+from padless.planning.microbatch import microbatch
 
-__all__ = ["Grouper", "MicroBatch", "StepPlan", "split_parts"]
+__all__ = ["GROUPING_METHODS", "Grouper", "GroupingMethod", "MicroBatch", "StepPlan", "split_parts"]
 
 Index = npt.NDArray[np.int64]
+GroupingMethod = Literal["fixed", "greedy", "balanced", "lean"]
+GROUPING_METHODS = ("fixed", "greedy", "balanced", "lean")
 
 
 class MicroBatch(list[int]):
@@ -111,7 +114,7 @@ class Grouper:
     """How the sequences of a step are grouped: the options of `padless.microbatch`."""
 
     token_budget: int
-    method: Method
+    method: GroupingMethod
     multiple_of: int
     max_sequences: int | None
     microbatches_multiple_of: int
@@ -165,6 +168,16 @@ class Grouper:
     def _planned(
         self, corpus: Corpus, lengths: npt.NDArray[Any], members: Members, ranks: int
     ) -> tuple[int, Index, Index, Index]:
+        if self.method == "lean" and corpus.uniform and self.ladder is None:
+            return lean_groups(
+                lengths,
+                self.token_budget,
+                ranks=ranks,
+                multiple_of=self.multiple_of,
+                max_sequences=self.max_sequences,
+                every=self.microbatches_multiple_of,
+                cost=self.cost or DEFAULT_COST,
+            )
         atoms = None if corpus.units is None else members.units
         plan = self.microbatch(lengths, self.token_budget, ranks=ranks, max_sequences=self.max_sequences, atoms=atoms)
         return plan.steps, plan.order, plan.offsets, plan.group_tokens
@@ -178,7 +191,7 @@ class Grouper:
             lengths,
             budget,
             ranks=ranks,
-            method=self.method,
+            method="balanced" if self.method == "lean" else self.method,
             cost=self.cost,
             multiple_of=self.multiple_of,
             max_sequences=max_sequences,

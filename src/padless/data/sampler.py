@@ -17,11 +17,10 @@ from padless.data._epoch import Counting, Epoch, Grouping, Settings, Tail
 from padless.data._iterate import Place, SamplerIterator
 from padless.data._ranks import find_ranks, require_agreement
 from padless.data._state import FORMAT, Position, fingerprint, refuse_if_different
-from padless.data._step import Grouper, MicroBatch, StepPlan
+from padless.data._step import GROUPING_METHODS, Grouper, GroupingMethod, MicroBatch, StepPlan
 from padless.errors import PadlessError, choose
 from padless.lengths import Lengths, positive_int
 from padless.planning.bucket import mix
-from padless.planning.microbatch import METHODS, Method
 from padless.planning.slots import Overlong
 from padless.shapes import as_ladder, combine_multiples
 
@@ -57,7 +56,9 @@ class TokenBudgetSampler:
         shuffle: whether ``step``, ``pool``, ``range`` and ``none`` shuffle the epoch.
         ranks, rank: data-parallel world size and rank; by default those of torch.distributed, and 1 and 0 without it.
         seed: of all random choices; the global random state has no influence.
-        method, cost, multiple_of, max_sequences, microbatches_multiple_of: as in `padless.microbatch`.
+        method, cost, multiple_of, max_sequences, microbatches_multiple_of: as in `padless.microbatch`; besides, method
+            ``"lean"`` plans a step in a fraction of a millisecond, nearly as well as ``"balanced"`` (as well on one
+            rank): for tens of millions of sequences, and an instant ``len``.
         ladder: the only widths allowed, for compiled models; a row wider than its step is rounded up.
         atoms: (N,) group ids; sequences that share one stay in one micro-batch (and step).
         targets: (N,) supervised tokens, for ``counting="targets"`` and `MicroBatch.step_targets`.
@@ -99,7 +100,7 @@ class TokenBudgetSampler:
         ranks: int | None = None,
         rank: int | None = None,
         seed: int = 0,
-        method: Method = "balanced",
+        method: GroupingMethod = "balanced",
         cost: CostModel | None = None,
         multiple_of: int | tuple[int, ...] = 1,
         ladder: Any = None,
@@ -114,7 +115,7 @@ class TokenBudgetSampler:
         choose("grouping", grouping, ("step", "pool", "range", "sorted", "none"))
         choose("tail", tail, ("short", "drop", "repeat"))
         choose("counting", counting, ("real", "padded", "targets"))
-        choose("method", method, METHODS)
+        choose("method", method, GROUPING_METHODS)
         if (sequences_per_step is None) == (tokens_per_step is None):
             raise PadlessError("give either sequences_per_step= or tokens_per_step=: one of them says what a step is")
         if counting != "real" and tokens_per_step is None:

@@ -16,11 +16,10 @@ from padless.data._diagnostics import Diagnostics
 from padless.data._epoch import Corpus, Members
 from padless.data._ranks import find_ranks
 from padless.data._state import FORMAT, fingerprint, refuse_if_different
-from padless.data._step import Grouper, StepPlan, split_parts
+from padless.data._step import GROUPING_METHODS, Grouper, GroupingMethod, StepPlan, split_parts
 from padless.errors import PadlessError, choose
 from padless.lengths import as_lengths, positive_int
 from padless.planning.bucket import mix
-from padless.planning.microbatch import METHODS, Method
 from padless.planning.slots import OVERLONG, Overlong, Slots, apply_overlong
 from padless.shapes import combine_multiples
 
@@ -138,14 +137,14 @@ class PooledStream(IterableDataset[Any]):
         rank: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        method: Method = "balanced",
+        method: GroupingMethod = "balanced",
         cost: CostModel | None = None,
         multiple_of: int | tuple[int, ...] = 1,
         max_sequences: int | None = None,
         microbatches_multiple_of: int = 1,
         overlong: Overlong = "error",
     ) -> None:
-        choose("method", method, METHODS)
+        choose("method", method, GROUPING_METHODS)
         choose("overlong", overlong, OVERLONG)
         if isinstance(source, Iterator):
             raise PadlessError(
