@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,33 @@ def test_bad_input_is_one_line_and_exit_2(
     assert code == 2
     assert len(err.strip().splitlines()) == 1
     assert message in err
+
+
+def test_progress_shows_rate_and_time_left_on_a_terminal_and_lines_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    from padless.cli import _screen
+
+    clock = [0.0]
+    monkeypatch.setattr(_screen.time, "monotonic", lambda: clock[0])
+    for terminal in (True, False):
+        out = io.StringIO()
+        made = Console(file=out, force_terminal=terminal, width=120)
+        monkeypatch.setattr(_screen, "error_console", lambda made=made: made)
+        with _screen.progress_bar(quiet=False) as show:
+            show("tokenizing", 0, 2_000_000, "rows")
+            clock[0] += 20
+            show("tokenizing", 500_000, 2_000_000, "rows")
+        text = out.getvalue()
+        assert "tokenizing" in text
+        assert "25.0k rows/s" in text
+        assert "2.00M" in text
+        assert "left" in text or terminal
+
+
+def test_counts_are_written_for_people() -> None:
+    from padless.cli._screen import number
+
+    assert [number(n) for n in (0, 999, 12_345, 123_456, 3_200_000, 5e9)] == [
+        "0", "999", "12.3k", "123k", "3.20M", "5.00G",
+    ]  # fmt: skip

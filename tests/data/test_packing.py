@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -404,3 +406,66 @@ def test_a_bad_arrow_row_is_named(tmp_path: Path, column: str, values: list[list
     rows = pa.table({"input_ids": [[1], [2, 3]], "labels": [[1], [2, 3]]} | {column: values})
     pq.write_table(rows, tmp_path / "a.parquet")
     expect(message, tmp_path / "a.parquet", tmp_path / "out", capacity=8)
+
+
+def test_progress_tells_rows_and_tokens_of_every_stage(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", [{"text": "ab " * (i % 40) + "c" * 800} for i in range(900)])
+    seen: dict[str, list[tuple[int, int | None, int]]] = {}
+    result = pack_files(
+        source,
+        tmp_path / "out",
+        capacity=64,
+        tokenizer=words,
+        shard_tokens=1024,
+        progress=lambda stage, *told: seen.setdefault(stage, []).append(told),
+    )
+    assert list(seen) == ["reading", "tokenizing", "planning", "writing"]
+    for stage in ("tokenizing", "writing"):
+        done = [told[0] for told in seen[stage]]
+        assert done == sorted(done)
+        assert len(done) > 2
+        assert seen[stage][-1][0] == seen[stage][-1][1]
+    assert seen["tokenizing"][0][1] == 900
+    assert seen["writing"][-1][2] == result.totals["tokens"]
+
+
+@pytest.mark.parametrize("kind", ["code", "articles"])
+def test_packs_of_text_like_lengths_are_full_at_8k(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    if kind == "code":
+        array = rng.lognormal(np.log(700), 1.4, size=8_000).clip(10, 200_000)
+    else:  # encyclopaedia articles, half of them longer than a third of a pack
+        array = rng.lognormal(np.log(3500), 0.7, size=8_000).clip(100, 60_000)
+    array = array.astype(np.int32)
+    made = list(plan_windows([array], 8192, overlong="split", window=3_000))
+    assert array.sum() / (8192 * sum(map(len, made))) >= 0.995
+
+
+SMALL_MEMORY = """
+import resource, sys
+import numpy as np, pyarrow.parquet as pq
+from padless.data.packing import pack_files
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+result = pack_files(sys.argv[1], sys.argv[2], capacity=2048, window=20_000, shard_tokens=1 << 20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, result.totals["tokens"], result.totals["efficiency"])
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    used = []
+    for count in (100_000, 400_000):
+        lengths = np.random.default_rng(0).integers(4, 120, size=count).astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        ids = pa.array(np.zeros(int(offsets[-1]), dtype=np.int32))
+        path = tmp_path / f"{count}.parquet"
+        pq.write_table(pa.table({"input_ids": pa.ListArray.from_arrays(offsets, ids)}), path, row_group_size=50_000)
+        told = subprocess.run(
+            [sys.executable, "-c", SMALL_MEMORY, str(path), str(tmp_path / f"out{count}")],
+            capture_output=True, text=True, timeout=200, check=True,
+        )  # fmt: skip
+        kilobytes, tokens, full = told.stdout.split()
+        assert int(tokens) == lengths.sum()
+        assert float(full) > 0.995
+        used.append(int(kilobytes) / 1024)
+    assert used[1] < 1.5 * used[0] + 30, "four times the corpus, about the same memory (MiB)"
