@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from padless.cost import DEFAULT_COST, CostModel
 from padless.errors import PadlessError, choose
-from padless.lengths import Lengths, as_ids, as_lengths, positive_int
+from padless.lengths import IntArray, Lengths, as_ids, as_lengths, positive_int
 from padless.plan import Plan
-from padless.planning.slots import Overlong, apply_overlong
+from padless.planning.items import Items, Rounding, make_items
+from padless.planning.slots import Overlong, Slots, apply_overlong
 from padless.shapes import combine_multiples, round_up
 
-__all__ = ["METHODS", "pack"]
+__all__ = ["BALANCE", "METHODS", "Balance", "Method", "pack"]
 
-Method = Literal["next-fit", "first-fit-decreasing", "best-fit-decreasing"]
-METHODS = ("next-fit", "first-fit-decreasing", "best-fit-decreasing")
+Method = Literal["next-fit", "random", "first-fit-decreasing", "best-fit-decreasing", "optimal"]
+METHODS = ("next-fit", "random", "first-fit-decreasing", "best-fit-decreasing", "optimal")
+Balance = Literal["none", "ranks", "work"]
+BALANCE = ("none", "ranks", "work")
 Index = npt.NDArray[np.int64]
 
 
@@ -27,43 +31,78 @@ def pack(
     *,
     method: Method = "best-fit-decreasing",
     ranks: int = 1,
-    multiple_of: int | tuple[int, ...] = 1,
-    sequence_multiple_of: int | tuple[int, ...] = 1,
+    multiple_of: int | Iterable[int] = 1,
+    sequence_multiple_of: int | Iterable[int] = 1,
     atoms: Any = None,
     overlong: Overlong = "error",
+    balance: Balance = "ranks",
+    cost: CostModel | None = None,
+    time_limit: float = 10.0,
+    coarsen: int | None = None,
     seed: int = 0,
 ) -> Plan:
     """Concatenate sequences into packs of at most ``capacity`` tokens.
 
+    Args:
+        lengths: (N,) tokens.
+        capacity: hard ceiling on the tokens of a pack, rounding included.
+        method: ``"best-fit-decreasing"`` (longest first, into the fullest pack that holds it; its cost grows
+            with the histogram of lengths, not with N), ``"first-fit-decreasing"`` (into the first), ``"next-fit"``
+            (given order), ``"random"`` (next-fit on a seeded shuffle), ``"optimal"`` (linear programming over patterns,
+            rounded down, best-fit for the rest: within a few packs of the proven bound; needs the extra ``optimal``).
+        ranks: data-parallel ranks; packs are completed to a multiple of it by splitting, none is dropped.
+        multiple_of: the tokens of a pack are rounded up to it.
+        sequence_multiple_of: each sequence is rounded up to it (context parallelism).
+        atoms: (N,) ids; sequences that share one stay in one pack.
+        overlong: what happens to a sequence (or atom) over the capacity: ``"error"``, ``"truncate"``, ``"split"``
+            (into pieces of the capacity, in order), ``"drop"``, or ``"alone"`` (in a pack by itself, over it).
+        balance: ``"ranks"`` lays packs of similar cost side by side; ``"work"`` also deals the sequences anew, so that
+            all packs cost alike in the same number of packs (where they leave some room); ``"none"`` does neither.
+        cost: what a pack costs, for balance; with ``per_token_squared`` attention within sequences counts.
+        time_limit: seconds after which ``"optimal"`` stops with the best packs found.
+        coarsen: unit in tokens to which ``"optimal"`` rounds lengths up; by default 1 up to a capacity of
+            1,024, then what makes the capacity 512 units. The bound is then that of best-fit.
+        seed: for ``"random"``.
+
+    Returns:
+        A `Plan` with layout ``"packed"``; ``lower_bound`` is a number of packs.
+
+    Raises:
+        PadlessError: bad input, or a sequence over the capacity with ``overlong="error"``.
+
     >>> plan = pack([7, 5, 4, 1], 10)
     >>> [group.tolist() for group in plan]
     [[0], [1, 2, 3]]
+    >>> int(plan.lower_bound), plan.efficiency
+    (2, 0.85)
     """
     choose("method", method, METHODS)
+    choose("balance", balance, BALANCE)
     array = as_lengths(lengths)  # (N,)
     if array.ndim != 1:
         raise PadlessError(f"lengths has shape {array.shape}; a pack holds one field: plan each field on its own")
     budget = positive_int(capacity, name="capacity")
     ranks = positive_int(ranks, name="ranks")
+    if not time_limit > 0:
+        raise PadlessError(f"time_limit={time_limit!r}; expected a positive number of seconds")
     ids = None if atoms is None else as_ids(atoms, len(array), name="atoms")
     each, whole = combine_multiples(sequence_multiple_of), combine_multiples(multiple_of)
     room = budget // whole * whole
-    slots = apply_overlong(array, room // each * each, overlong=overlong, what=f"capacity {budget}", atoms=ids)
-    held = round_up(slots.held.astype(np.int64), each)  # (S,)
-    packs = _fit([[i] for i in range(len(held))] if ids is None else _atoms(ids, slots.sequence), held, room, method)
-    steps = max(1, -(-len(packs) // ranks))
-    packs += [[] for _ in range(steps * ranks - len(packs))]
-    members = np.array([i for group in packs for i in group], dtype=np.int64)
+    slots = _fitting(array, ids, room, each, overlong, budget)
+    model = cost or DEFAULT_COST
+    unit = None if coarsen is None else positive_int(coarsen, name="coarsen")
+    order, offsets, bound = _packs(slots, ids, room, each, method, balance, ranks, model, seed, (time_limit, unit))
+    steps = (len(offsets) - 1) // ranks
     return Plan(
         layout="packed",
         method=method,
         ranks=ranks,
         steps=steps,
         lengths=array,
-        order=members if slots.sequence is None else slots.sequence[members],
-        offsets=np.concatenate([[0], np.cumsum([len(group) for group in packs])]).astype(np.int64),
+        order=order if slots.sequence is None else slots.sequence[order],
+        offsets=offsets,
         token_budget=budget,
-        spans=None if slots.spans is None else slots.spans[members],
+        spans=None if slots.spans is None else slots.spans[order],
         multiple_of=whole,
         sequence_multiple_of=each,
         atoms=ids,
@@ -71,40 +110,143 @@ def pack(
         truncated=slots.truncated,
         split=slots.split,
         alone=slots.alone,
+        cost=model,
+        lower_bound=float(bound),
         seed=seed,
     )
 
 
-def _atoms(ids: Index, sequence: Index | None) -> list[list[int]]:
-    groups: dict[int, list[int]] = {}
-    for slot, name in enumerate((ids if sequence is None else ids[sequence]).tolist()):
-        groups.setdefault(name, []).append(slot)
-    return list(groups.values())
+def _fitting(array: IntArray, ids: Index | None, room: int, each: int, overlong: Overlong, budget: int) -> Slots:
+    """Apply the ``overlong`` policy to sequences, or to whole atoms."""
+    what = f"capacity {budget}"
+    limit = room // each * each
+    if ids is None:
+        return apply_overlong(array, limit, overlong=overlong, what=what)
+    _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
+    rows = counts[inverse]  # (N,)
+    total = np.zeros(len(counts), dtype=np.int64)
+    np.add.at(total, inverse, round_up(array.astype(np.int64), each))
+    # Within its atom a sequence may use what the others leave; cut atoms share the room equally.
+    fits = total[inverse] <= limit
+    limits = np.where(
+        fits, array, np.minimum(array - (overlong not in ("truncate", "split")), limit // rows // each * each)
+    )
+    return apply_overlong(array, limits, overlong=overlong, what=f"{what} together with its atom", atoms=ids)
 
 
-def _fit(items: list[list[int]], held: Index, room: int, method: str) -> list[list[int]]:
-    sizes = [int(held[item].sum()) for item in items]
-    order = list(range(len(items)))
-    if method != "next-fit":
-        order.sort(key=lambda i: -sizes[i])
-    packs: list[list[int]] = []
-    left: list[int] = []  # room left in each pack
-    by_room: list[tuple[int, int]] = []  # (room left, pack), sorted
-    for i in order:
-        size, chosen = sizes[i], -1
-        if method == "best-fit-decreasing":
-            at = bisect_left(by_room, (size, -1))
-            if at < len(by_room):
-                chosen = by_room.pop(at)[1]
-        elif method == "first-fit-decreasing":
-            chosen = next((g for g, free in enumerate(left) if free >= size), -1)
-        elif packs and left[-1] >= size:
-            chosen = len(packs) - 1
-        if chosen < 0:
-            chosen = len(packs)
-            packs.append([])
-            left.append(room)
-        packs[chosen].extend(items[i])
-        left[chosen] -= size
-        insort(by_room, (left[chosen], chosen))
-    return packs
+def _packs(
+    slots: Slots, ids: Index | None, room: int, each: int, method: Method, balance: Balance, ranks: int,
+    model: CostModel, seed: int, limits: tuple[float, int | None],
+) -> tuple[Index, Index, int]:  # fmt: skip
+    """Slots pack by pack (S,), pack bounds (K * R + 1,), and a lower bound on the packs."""
+    held = slots.held if each == 1 else round_up(slots.held.astype(np.int64), each)  # (S,)
+    if not len(held):
+        return np.empty(0, dtype=np.int64), np.zeros(ranks + 1, dtype=np.int64), 0
+    items = None if ids is None else make_items(slots, ids, Rounding(), by_length=False)
+    sizes = held if items is None else np.add.reduceat(held[items.members].astype(np.int64), items.starts[:-1])  # (I,)
+    alone = np.empty(0, dtype=np.int64)
+    if len(slots.alone):
+        over = np.zeros(len(held), dtype=bool)
+        over[slots.alone] = True
+        alone = np.flatnonzero(over if items is None else items.over)
+    order, offsets, bound = _without_alone(sizes, alone, room, method, seed, limits)
+    if balance != "none":
+        squares = _squares(slots, items) if model.per_token_squared or balance == "work" else np.zeros(0)
+        if balance == "work" and not len(alone):
+            order, offsets = _even_work(order, offsets, sizes, squares, room, model)
+        offsets = _complete(offsets, ranks)
+        if ranks > 1:
+            order, offsets = _beside_equals(order, offsets, sizes, squares, model)
+    missing = -(len(offsets) - 1) % ranks
+    offsets = np.concatenate([offsets, np.full(missing, offsets[-1])]) if missing else offsets
+    if items is not None:
+        order, offsets = _expand(order, offsets, items)
+    return order, offsets, bound + len(alone)
+
+
+def _without_alone(
+    sizes: npt.NDArray[Any], alone: Index, room: int, method: Method, seed: int, limits: tuple[float, int | None]
+) -> tuple[Index, Index, int]:
+    """Pack what fits; items that run alone come first, each in a pack of its own."""
+    if not len(alone):
+        return _strategy(sizes, room, method, seed, limits)
+    kept = np.delete(np.arange(len(sizes), dtype=np.int64), alone)
+    first = np.arange(len(alone) + 1, dtype=np.int64)
+    if not len(kept):
+        return alone, first, 0
+    order, offsets, bound = _strategy(sizes[kept], room, method, seed, limits)
+    return np.concatenate([alone, kept[order]]), np.concatenate([first[:-1], offsets + len(alone)]), bound
+
+
+def _strategy(
+    sizes: npt.NDArray[Any], room: int, method: Method, seed: int, limits: tuple[float, int | None]
+) -> tuple[Index, Index, int]:
+    from padless.planning import fit, pack_kernels
+
+    if room <= 1 << 26:
+        bound = fit.fewest_packs(pack_kernels.count_lengths(sizes, int(sizes.max())), room)
+    else:
+        bound = -(-int(sizes.sum(dtype=np.int64)) // room)
+    if method == "optimal":
+        from padless.planning.optimal import optimal
+
+        found: tuple[Index, Index, int] = optimal(sizes, room, bound=bound, seconds=limits[0], unit=limits[1])
+        return found
+    if method in ("best-fit-decreasing", "first-fit-decreasing"):
+        return *fit.decreasing(sizes, room, best=method == "best-fit-decreasing"), bound
+    given = np.arange(len(sizes), dtype=np.int64)
+    if method == "random":
+        given = np.random.default_rng(seed).permutation(given)
+    return *fit.in_order(sizes, room, given), bound
+
+
+def _squares(slots: Slots, items: Items | None) -> npt.NDArray[np.float64]:
+    """Sum of squared lengths of each item, (I,): the attention within its sequences."""
+    square = np.square(slots.held.astype(np.float64))
+    return square if items is None else np.add.reduceat(square[items.members], items.starts[:-1])
+
+
+def _even_work(
+    order: Index, offsets: Index, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], room: int, model: CostModel
+) -> tuple[Index, Index]:
+    from padless.planning import fit
+
+    found: tuple[Index, Index] | None = fit.evened(sizes, squares, room, len(offsets) - 1, model)
+    return (order, offsets) if found is None else found
+
+
+def _complete(offsets: Index, ranks: int) -> Index:
+    """Halve the packs of most items until their number is a multiple of ``ranks``, as far as packs can be halved."""
+    missing = -(len(offsets) - 1) % ranks
+    while missing:
+        counts = np.diff(offsets)
+        largest = np.argsort(-counts, kind="stable")[:missing]
+        largest = largest[counts[largest] > 1]
+        if not len(largest):
+            break
+        offsets = np.sort(np.concatenate([offsets, offsets[largest] + counts[largest] // 2]))
+        missing = -(len(offsets) - 1) % ranks
+    return offsets
+
+
+def _beside_equals(
+    order: Index, offsets: Index, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], model: CostModel
+) -> tuple[Index, Index]:
+    """Packs by descending cost, so that those of one micro-step cost alike."""
+    starts = offsets[:-1]
+    cost = (model.per_column + model.per_token) * np.add.reduceat(sizes[order].astype(np.float64), starts)
+    if model.per_token_squared:
+        cost += model.per_token_squared * np.add.reduceat(squares[order], starts)
+    down = np.argsort(-cost, kind="stable")  # (G,)
+    counts = np.diff(offsets)[down]
+    bounds = np.concatenate([[0], np.cumsum(counts)])
+    at = np.repeat(starts[down] - bounds[:-1], counts) + np.arange(len(order))
+    return order[at], bounds
+
+
+def _expand(order: Index, offsets: Index, items: Items) -> tuple[Index, Index]:
+    """From atoms to their sequences."""
+    rows = items.rows[order]
+    before = np.concatenate([[0], np.cumsum(rows)])
+    at = np.repeat(items.starts[order] - before[:-1], rows) + np.arange(len(items.members))
+    return items.members[at], before[offsets]

@@ -1,0 +1,120 @@
+"""Pack strategies: sizes in, sequences pack by pack out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from padless.cost import CostModel
+from padless.planning import pack_kernels
+
+__all__ = ["decreasing", "evened", "fewest_packs", "in_order", "rest_best_fit"]
+
+Index = npt.NDArray[np.int64]
+Sizes = npt.NDArray[Any]
+_NONE: Index = np.empty(0, dtype=np.int64)
+_TABLE = 1 << 26  # capacities up to here get a table of all rooms
+
+
+def decreasing(sizes: Sizes, room: int, *, best: bool) -> tuple[Index, Index]:
+    """Best- or first-fit-decreasing: (order (N,), offsets (packs + 1,)); none of ``sizes`` may exceed ``room``."""
+    counts = pack_kernels.count_lengths(sizes, int(sizes.max()))  # (longest + 1,)
+    if best and room <= _TABLE:
+        records, packs = pack_kernels.best_fit(counts, room, _NONE)
+    elif best:
+        return _by_place(*_best_fit_sparse(sizes, room))
+    else:
+        # At most one pack stays half empty, so twice the tokens bound the packs.
+        most = min(len(sizes), 2 * (int(sizes.sum(dtype=np.int64)) // room) + 2)
+        records, packs = pack_kernels.first_fit(counts, room, most)
+    order, offsets = np.empty(len(sizes), dtype=np.int64), np.empty(packs + 1, dtype=np.int64)
+    pack_kernels.materialise(sizes, counts, records, packs, order, offsets)
+    return order, offsets
+
+
+def in_order(sizes: Sizes, room: int, order: Index) -> tuple[Index, Index]:
+    """Next-fit: sequences in ``order`` join the open pack, or close it and open another."""
+    offsets = np.empty(len(order) + 1, dtype=np.int64)
+    packs = pack_kernels.next_fit(sizes, order, room, offsets)
+    return order, offsets[: packs + 1].copy()
+
+
+def rest_best_fit(sizes: Sizes, room: int, opened: Index) -> tuple[Index, int]:
+    """Best-fit-decreasing into packs with room left (m,), then new ones: (pack of each sequence (N,), packs)."""
+    if not len(sizes):
+        return np.empty(0, dtype=np.int64), len(opened)
+    counts = pack_kernels.count_lengths(sizes, int(sizes.max()))
+    records, packs = pack_kernels.best_fit(counts, room, opened)
+    order, offsets = np.empty(len(sizes), dtype=np.int64), np.empty(packs + 1, dtype=np.int64)
+    pack_kernels.materialise(sizes, counts, records, packs, order, offsets)
+    place = np.empty(len(sizes), dtype=np.int64)
+    place[order] = np.repeat(np.arange(packs), np.diff(offsets))
+    return place, packs
+
+
+def _best_fit_sparse(sizes: Sizes, room: int) -> tuple[Index, int]:
+    """Best-fit-decreasing for capacities too large for a table: open packs in a sorted list."""
+    from bisect import bisect_left, insort
+
+    place = np.empty(len(sizes), dtype=np.int64)
+    opened: list[tuple[int, int]] = []  # (room left, pack), ascending
+    packs = 0
+    for i in np.argsort(-sizes.astype(np.int64), kind="stable").tolist():
+        size = int(sizes[i])
+        at = bisect_left(opened, (size, -1))
+        left, pack = opened.pop(at) if at < len(opened) else (room, packs)
+        packs = max(packs, pack + 1)
+        place[i] = pack
+        insort(opened, (left - size, pack))
+    return place, packs
+
+
+def _by_place(place: Index, packs: int) -> tuple[Index, Index]:
+    counts = np.bincount(place, minlength=packs)
+    return np.argsort(place, kind="stable").astype(np.int64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def evened(sizes: Sizes, squares: npt.NDArray[np.float64], room: int, packs: int, cost: CostModel) -> Any:
+    """(order, offsets) with as many packs, none over ``room``, and costs as even as found; None if nothing fits.
+
+    Long sequences, most of the squares, are dealt by squares, short ones by tokens; where to change over is tried.
+    """
+    down = np.argsort(-sizes, kind="stable").astype(np.int64)  # (N,)
+    tokens = np.cumsum(sizes[down], dtype=np.int64)  # (N,)
+    exact = sizes.astype(np.float64)
+    best, lowest = None, np.inf
+    for share in (0.0,) if cost.per_token_squared == 0 else (0.0, 0.3, 0.5, 0.7, 0.85):
+        place = np.empty(len(sizes), dtype=np.int64)
+        long_ones = int(np.searchsorted(tokens, share * tokens[-1]))
+        if not pack_kernels.even(sizes, squares, down, room, packs, long_ones, place):
+            continue
+        held = np.bincount(place, weights=exact, minlength=packs)
+        work = (cost.per_column + cost.per_token) * held
+        work += cost.per_token_squared * np.bincount(place, weights=squares, minlength=packs)
+        if work.max() < lowest:
+            best, lowest = place, float(work.max())
+    if best is None:
+        return None
+    order = down[np.argsort(best[down], kind="stable")]  # longest first within each pack
+    return order, np.concatenate([[0], np.cumsum(np.bincount(best, minlength=packs))]).astype(np.int64)
+
+
+def fewest_packs(counts: Index, room: int) -> int:
+    """The Martello-Toth bound L2: no packing of lengths with histogram ``counts`` (longest + 1,) needs fewer packs.
+
+    For every threshold t up to half the room: lengths over room - t share a pack with nothing that is t or longer,
+    those over half of it not with each other; what of the rest does not fit beside these needs further packs.
+    """
+    table = np.zeros(room + 1, dtype=np.int64)
+    table[: len(counts)] = counts
+    number = np.concatenate([[0], np.cumsum(table)])  # (room + 2,) sequences shorter than each length
+    tokens = np.concatenate([[0], np.cumsum(table * np.arange(room + 1))])
+    half = room // 2
+    t = np.arange(half + 1)
+    beside = number[room - t + 1] - number[half + 1]  # (half + 1,) over half, at most room - t
+    beside_tokens = tokens[room - t + 1] - tokens[half + 1]
+    small = tokens[half + 1] - tokens[t]  # (half + 1,) at least t, at most half
+    extra = np.maximum(0, -(-(small - (beside * room - beside_tokens)) // room))
+    return int((number[-1] - number[half + 1] + extra).max())
