@@ -213,6 +213,15 @@ class TokenBudgetSampler:
         """Whether the last micro-batch ended its optimizer step: time to update. True before the first."""
         return self.current is None or self.current.ends_step
 
+    @property
+    def batch_size(self) -> None:
+        """Micro-batches differ in size. Raises on several ranks: who asks is about to shard the sampler once more."""
+        if self.ranks > 1:
+            raise PadlessError(
+                f"this sampler already deals out micro-batches to {self.ranks} ranks, and something (Accelerate's"
+                " prepare, Lightning's use_distributed_sampler) is about to do it again: leave the loader unprepared"
+            )
+
     # --- size
 
     def __len__(self) -> int:
