@@ -21,7 +21,7 @@ from padless.bench.log_probs import token_log_probs
 from padless.cost import CostModel
 from padless.errors import PadlessError, choose
 from padless.plan import Plan
-from padless.tensors import compact, regroup
+from padless.tensors import Compacted, compact, regroup
 
 __all__ = ["ALL_ARMS", "ARMS", "MASKED", "Grouping", "Micro", "Setting", "Shape", "group", "pick_arms"]
 
@@ -187,13 +187,18 @@ class _Fixed(_Rows):
 
 
 class _Truncated(_Rows):
+    """Remembers what was compacted last, which is what its outputs are restored with."""
+
+    def __init__(self, batch: Batch, setting: Setting) -> None:
+        super().__init__(batch, setting)
+        self.made: dict[int, Compacted] = {}
+
     def micro(self, index: int) -> Micro:
-        made = compact(self.slice(index))
+        made = self.made[index] = compact(self.slice(index))
         return _padded(made.batch, made.lengths, self.setting)
 
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
-        parts = enumerate(values)
-        return torch.cat([compact(self.slice(index)).restore(value, span="response") for index, value in parts])
+        return torch.cat([self.made[i].restore(value, span="response") for i, value in enumerate(values)])
 
     def again(self, batch: Batch) -> Grouping:
         return _Truncated(batch, self.setting)

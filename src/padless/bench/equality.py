@@ -126,6 +126,7 @@ def probe_layouts(
     """Which layouts that the arms need are exact: ``right-padded-no-mask``, ``right-padded``, ``packed``.
 
     ``packed`` is tried with attention by segments and, where that is not exact, as transformers reads position ids.
+    ``model`` is in float32: in half precision rounding hides small leaks.
     """
     mask = batch["response_mask"].bool()
     found = {}
@@ -148,16 +149,9 @@ def _probe(model: Any, arm: str, batch: Batch, setting: Setting, alone: torch.Te
         after = _log_probs(model, group(arm, _with_other_tokens(batch, kept, model), setting))
         moved = (after - before)[kept[:, None] & mask].abs()
         influence = max(influence, float(moved.max()) if moved.numel() else 0.0)
-    exact = influence <= _noise(before.dtype, model)
-    if next(model.parameters()).dtype == torch.float32:
-        exact = exact and difference <= LIMITS.logprob
+    # A mixture of experts sums in another order when other tokens come along: rounding, well below the limit.
+    exact = influence <= LIMITS.logprob / 10 and difference <= LIMITS.logprob
     return Probe(max_logprob_difference=difference, foreign_influence=influence, exact=exact)
-
-
-def _noise(dtype: torch.dtype, model: Any) -> float:
-    """How far outputs may move when foreign tokens change: the order of sums in a mixture of experts may."""
-    half = next(model.parameters()).dtype != torch.float32
-    return 5e-2 if half else LIMITS.logprob / 10
 
 
 def _log_probs(model: Any, groups: Grouping) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ from padless.lengths import positive_int
 __all__ = ["BenchOptions", "run"]
 
 Progress = Callable[[str], None]
+
+_PROBED = 8
+"""Sequences on which a model in half precision is probed."""
 
 _UPDATES = 3
 """Optimizer steps after which parameters are compared."""
@@ -160,7 +164,7 @@ class _Run:
         self.tell(f"{self.built.name}: checking layouts")
         alone = self._first_pass()
         self.batch = add_rollout(self.batch, alone, seed=self.seed)
-        probes = probe_layouts(self.reference, self.batch, self.setting, alone, arms=self.options.arms)
+        probes = self._probe(alone)
         self.setting = _with_layouts(self.setting, probes)
         self.tell(f"{self.built.name}: measuring what a micro-batch costs")
         cost, seconds = self._calibrate()
@@ -184,6 +188,18 @@ class _Run:
             return alone_log_probs(self.reference, self.batch, self.setting)
         except Exception as error:  # whatever the model's own code raises
             raise PadlessError(f"model {self.built.name} cannot run: {type(error).__name__}: {error}") from error
+
+    def _probe(self, alone: torch.Tensor) -> dict[str, Probe]:
+        """On the whole batch; in half precision with a float32 copy of the model, on a few middling sequences."""
+        if self.options.dtype == "float32":
+            return probe_layouts(self.reference, self.batch, self.setting, alone, arms=self.options.arms)
+        middle = len(self.lengths) // 2
+        rows = np.argsort(self.lengths, kind="stable")[max(0, middle - _PROBED // 2) : middle + _PROBED // 2]
+        part = {name: value[torch.from_numpy(rows).to(value.device)] for name, value in self.batch.items()}
+        exact = copy.deepcopy(self.reference).float()
+        return probe_layouts(
+            exact, part, self.setting, alone_log_probs(exact, part, self.setting), arms=self.options.arms
+        )
 
     def _names(self) -> list[str]:
         """The arms asked for, and their twins with a mask where the mask makes a difference."""

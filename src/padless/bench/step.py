@@ -17,6 +17,9 @@ from padless.loss import Denominators, aggregate, denominators
 
 __all__ = ["OPTIMIZER", "Step", "Trajectory", "policy_loss", "run_step"]
 
+_COMPARED = 200_000_000
+"""Parameters that are compared; of a larger model every second one, every third, and so on."""
+
 CLIP, KL = 0.2, 0.001  # the usual ones of GRPO
 OPTIMIZER = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.01}
 """AdamW's options. ``eps`` is above its default of 1e-8 for a reason: where a gradient is as small as its own rounding,
@@ -60,6 +63,7 @@ class Trajectory:
         self.shared = policy is not None
         self.policy = policy if self.shared else copy_of(reference, checkpointing=checkpointing)
         self.optimizer = self._fresh()
+        self.stride = max(1, sum(p.numel() for p in reference.parameters()) // _COMPARED)
 
     def _fresh(self) -> torch.optim.Optimizer:
         options: dict[str, Any] = dict(OPTIMIZER)
@@ -76,7 +80,15 @@ class Trajectory:
     def update(self) -> list[torch.Tensor]:
         """What each parameter has changed by, on the host."""
         pairs = zip(self.policy.parameters(), self.reference.parameters(), strict=True)
-        return [(mine.detach() - theirs.detach()).cpu() for mine, theirs in pairs]
+        return [(self._sample(mine) - self._sample(theirs)).cpu() for mine, theirs in pairs]
+
+    def gradient(self) -> list[torch.Tensor]:
+        """The gradient of each parameter, on the host."""
+        given = (torch.zeros_like(p) if p.grad is None else p.grad for p in self.policy.parameters())
+        return [self._sample(tensor).cpu().clone() for tensor in given]
+
+    def _sample(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().reshape(-1)[:: self.stride]
 
 
 def copy_of(reference: Any, *, checkpointing: bool) -> Any:
@@ -147,7 +159,7 @@ def run_step(
                 tick()
     evidence = None
     if keep:
-        gradient = [_gradient(p).cpu() for p in trajectory.policy.parameters()]
+        gradient = trajectory.gradient()
         train = groups.restore(trains).cpu()
         evidence = Evidence(reference=reference.cpu(), train=train, loss=float(total), gradient=gradient)
     with clock("train"):
@@ -193,7 +205,3 @@ def _forward_backward(micro: Micro, policy: Any, denominator: Denominators) -> t
     with micro.backward_context(policy):
         loss.backward()  # type: ignore[no-untyped-call]
     return log_probs.detach(), loss.detach().double()
-
-
-def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach().clone()

@@ -2,8 +2,9 @@
 
 Built-in workloads draw lengths from committed quantiles of real generations (``quantiles.json``; the script that wrote
 it is ``benchmarks/policy_update/make_quantiles.py``). The prompt's length is drawn from its own quantiles, the
-response's from those of the prompts of about that length (eighths), which keeps how the two depend on each other.
-Token ids are random: they change neither the time nor the padding.
+response's from those of the prompts of about that length (eighths), which keeps how the two depend on each other. Draws
+are spread evenly over the distribution, so that a small batch is a typical one. Token ids are random: they change
+neither the time nor the padding.
 
 ``scale`` shrinks a workload to the machine: lengths and maxima alike, so that the ratio of the longest to the mean,
 which decides how much is padding, stays that of the real setting.
@@ -142,10 +143,10 @@ def built_in(
     table = _tables()["workloads"][name]
     levels = np.array(_tables()["levels"])
     rng = np.random.default_rng([seed, WORKLOADS.index(name)])
-    place = rng.random(count)  # of each prompt among all prompts
+    place = _spread(rng, count)  # of each prompt among all prompts
     prompts = np.interp(place, levels, table["prompt"])  # (N,)
     groups = np.minimum((place * len(table["response"])).astype(int), len(table["response"]) - 1)
-    draws = rng.random(count)
+    draws = _spread(rng, count)
     responses = np.array([np.interp(u, levels, table["response"][g]) for u, g in zip(draws, groups, strict=True)])
     limits = (
         table["prompt_max"] if prompt_max is None else positive_int(prompt_max, name="prompt_max"),
@@ -282,6 +283,15 @@ def _drawn(
         rows=len(prompts),
         seed=seed,
     )
+
+
+def _spread(rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
+    """Uniform draws in [0, 1), (count,), one in each of ``count`` equal parts, shuffled (a Latin hypercube).
+
+    A few dozen independent draws from a long-tailed distribution often miss the tail altogether; these always are a
+    typical batch.
+    """
+    return rng.permutation((np.arange(count) + rng.random(count)) / count)
 
 
 def _scaled(length: float, scale: float) -> int:
