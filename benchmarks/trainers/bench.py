@@ -157,6 +157,7 @@ def run_grpo(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> d
     reference = Path(folder) / f"reference-{setting.model}"
     if not reference.exists():
         reference.mkdir()
+        model.config.architectures = [type(model).__name__]
         model.config.to_json_file(reference / "config.json", use_diff=False)
         save_file(
             {k: v.contiguous() for k, v in model.state_dict().items()},

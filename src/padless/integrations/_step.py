@@ -114,6 +114,8 @@ class Stepper:
         trainer, host = self.trainer, self.host
         accumulated = trainer.current_gradient_accumulation_steps
         window, self.window = self.window, []
+        if isinstance(num_items, Tensor):
+            num_items = num_items.clamp(min=1)  # a step without targets is 0, not 0 / 0
         rows = host.build(window)
         unit = host.unit(num_items, True)
         if host.probes_denominator:
