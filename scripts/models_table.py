@@ -117,6 +117,7 @@ def main() -> None:
         transformers.logging.set_verbosity_error()
         torch.set_num_threads(1)
         types = causal_lm_types()
+        print(f"{len(types)} architectures", flush=True)
         known = {name: row for name, row in known.items() if name in types or name == "_versions"}
         known["_versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
         sweep(options.only or [name for name in types if name not in known], known)

@@ -20,6 +20,7 @@ CAUSES = {
     "carried-state": "a state is carried from one call to the next",
     "convolution": "a causal convolution runs over the sequence boundary",
     "mask-added": "a bool mask is added to the scores instead of selecting them: pass an additive mask, or use sdpa",
+    "nan-gradient": "gradients become NaN, parameters' included: padding whose embedding is all zero can do that",
     "not-causal": "earlier tokens read later ones",
     "padding-read": "padding is computed with and read by real tokens",
     "position-ids-ignored": "the model ignores position_ids: positions go on counting, and boundaries are not seen",
@@ -122,6 +123,8 @@ def _code(
 ) -> str:
     kind = "" if culprit is None else f"{culprit.name.rsplit('.', 1)[-1]} {culprit.kind}"
     reach = None if culprit is None else culprit.reach
+    if found.support == float("inf"):
+        return "nan-gradient"
     if _STATISTICS.search(kind):
         return "batch-statistics"
     by_class = _by_class(kind, reach)

@@ -140,8 +140,8 @@ def _padded(layout: str, sequences: Sequence[Tensor], device: torch.device, pad:
     ids = torch.full((len(sequences), width), pad, dtype=torch.long)  # (B, T)
     places = []
     for row, one in enumerate(sequences):
-        start = width - len(one) if layout.startswith("left") else 0
-        places.append(Place(row=row, start=start, stop=start + len(one)))
+        first = width - len(one) if layout.startswith("left") else 0
+        places.append(Place(row=row, start=first, stop=first + len(one)))
         places[-1].of(ids).copy_(one)
     feed = Feed(layout=layout, keywords={"input_ids": ids.to(device)}, places=tuple(places))
     if layout in (BLIND, "right-padded-no-mask"):

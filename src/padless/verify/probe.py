@@ -126,6 +126,14 @@ class Probe:
                 continue
         return 0
 
+    def draws(self, mode: Mode) -> bool:
+        """Whether a pass uses random numbers."""
+        state = torch.cuda.get_rng_state if self.device.type == "cuda" else torch.get_rng_state
+        torch.manual_seed(self.runner.seed)  # as every run begins
+        before = state()
+        self.alone(max(self.sequences, key=len), mode)
+        return not torch.equal(before, state())
+
     def baseline(self, mode: Mode) -> Baseline:
         """Run every sequence alone, the longest also in other batch shapes and again."""
         outputs = [self.alone(ids, mode) for ids in self.sequences]
@@ -166,8 +174,9 @@ class Probe:
                 )
         last = len(feed.places) - 1
         support = self._support(feed, run, [last, last // 2, 0]) if mode.grad and run.leaves else None
-        if support == float("inf") and bool(feed.padding().any()):
-            # The padding token's embedding may be all zero, where a norm has no gradient: ask with other tokens there.
+        if support == float("inf") and bool(feed.padding().any()) and not self._spoils_parameters(feed, run):
+            # The padding token's embedding may be all zero, where a norm has no gradient; no parameter sees it.
+            # Whether anything flows is then asked with other tokens there.
             other = self.repadded(feed)
             support = self._support(other, self.run(other, mode), [last, last // 2, 0])
         output = run.output.detach()
@@ -266,12 +275,22 @@ class Probe:
                 return float("inf") if foreign != foreign else foreign / (mine or 1.0)
         return 0.0
 
+    def _spoils_parameters(self, feed: Feed, run: Run) -> bool:
+        """Whether the gradient of all own outputs is not a number for some parameter."""
+        total = torch.stack([place.of(run.output).float().sum() for place in feed.places]).sum()
+        parameters = [p for p in self.runner.model.parameters() if p.requires_grad]
+        try:
+            grads = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
+        except RuntimeError:  # reentrant checkpointing: it cannot be told, so what was found stands
+            return True
+        return any(grad is not None and bool(grad.isnan().any()) for grad in grads)
+
     def _mixing(self, ids: Tensor, mode: Mode) -> float:
         if not mode.grad:
             return 1.0
         run = self.run(self.feed(ALONE, [ids]), mode)
         if not run.leaves:
-            return 0.0
+            return 1.0  # the controls say that there is no gradient test
         cotangent = torch.zeros_like(run.output)
         cotangent[:, -1] = 1.0
         found = _support_of(run, cotangent)[0]  # (n,)

@@ -148,9 +148,10 @@ def _collect(runner: Runner, mode: Mode, feeds: Sequence[Feed], seed: int) -> li
             total = total + (own * torch.randn(own.shape, generator=generator).to(own)).sum()
     if not mode.grad:
         return outputs
-    parameters = [p for p in runner.model.parameters() if p.requires_grad]
-    grads = torch.autograd.grad(total, parameters, allow_unused=True)
-    return [*outputs, torch.cat([g.detach().double().flatten() for g in grads if g is not None])]
+    runner.model.zero_grad(set_to_none=True)
+    total.backward()  # as training does; some custom functions fill .grad themselves
+    grads = [p.grad for p in runner.model.parameters() if p.grad is not None]
+    return [*outputs, torch.cat([grad.detach().double().flatten() for grad in grads])]
 
 
 def _randomise(model: nn.Module, seed: int) -> None:

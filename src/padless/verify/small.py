@@ -51,6 +51,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_la
 # What the rules cannot know: sizes that are tied to each other, and layers named by their index.
 _SPECIAL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"layer_types": ["full_attention", "full_attention"]},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8}},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 4},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
     "dots3_note_text": {"num_attention_heads": 4, "num_key_value_heads": 4},
@@ -70,7 +71,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "ngram_vocab_size_base": 64,
         "ple_embed_dim": 64,
     },
-    "reformer": {"is_decoder": True, "axial_pos_shape": [16, 16], "axial_pos_embds_dim": [32, 32]},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4},
     "xmod": {"default_language": "en_XX"},
 }
