@@ -340,6 +340,45 @@ def test_widths_stay_on_a_ladder_for_compiled_models() -> None:
         regroup({k: batch[k] for k in ("input_ids", "attention_mask")}, 90, layout="packed-block-mask-bool", ladder=2)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.bfloat16])
+def test_masks_of_any_dtype_are_read_alike(dtype: torch.dtype) -> None:
+    _, batch = draw_batch(11)
+    expected = [m.indices.tolist() for m in regroup(batch, 40, fields=FIELDS)]
+    batch["attention_mask"] = batch["attention_mask"].to(dtype)
+    step = regroup(batch, 40, fields=FIELDS)
+    assert [m.indices.tolist() for m in step] == expected
+    assert all(m.inputs["attention_mask"].dtype == dtype for m in step)
+
+
+def test_the_order_of_keys_changes_nothing() -> None:
+    _, batch = draw_batch(12)
+    turned = dict(reversed(batch.items()))
+    for a, b in zip(regroup(batch, 40, fields=FIELDS), regroup(turned, 40, fields=FIELDS), strict=True):
+        assert a.indices.tolist() == b.indices.tolist()
+        assert torch.equal(a.inputs["labels"], b.inputs["labels"])
+
+
+@given(seeds)
+def test_positions_of_packed_rows_restart_with_every_piece_whatever_they_were(seed: int) -> None:
+    _, batch = draw_batch(seed, holes=False)
+    batch["position_ids"] = batch["position_ids"] + 2
+    for micro in regroup(batch, 6, layout="packed", overlong="split", fields=FIELDS):
+        assert micro.boundaries is not None
+        assert torch.equal(micro.inputs["position_ids"], micro.boundaries.position_ids + 2)
+
+
+def test_positions_that_begin_differently_cannot_be_packed() -> None:
+    """The second row would go on exactly where the first one ends."""
+    batch = {
+        "input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]),
+        "attention_mask": torch.ones(2, 3, dtype=torch.long),
+        "position_ids": torch.tensor([[0, 1, 2], [3, 4, 5]]),
+    }
+    with pytest.raises(PadlessError, match="'position_ids' begins at 3 in row 1 and at 0 in row 0"):
+        regroup(batch, 8, layout="packed")
+    assert len(regroup(batch, 8)) == 1  # padded rows may
+
+
 class Verdicts:
     """A layout report as regroup sees it."""
 

@@ -116,6 +116,21 @@ def cells_of(segments: Index, first: Index | None, boundaries: Boundaries) -> Ce
     )
 
 
+def _is_positions(column: Column) -> bool:
+    """True for position ids of shape (rows, columns), by which models tell packed sequences apart."""
+    return column.alignment is not None and column.field.pad == "count" and column.value.ndim == 1
+
+
+def _restarted(values: Tensor, column: Column, cells: Cells, boundaries: Boundaries) -> Tensor:
+    """Positions (B, T) that restart with every segment: the later piece of a split sequence must not go on counting."""
+    assert column.alignment is not None
+    place = torch.arange(values.shape[1], device=values.device).expand_as(values)
+    begin = place - (boundaries.position_ids - boundaries.start).to(values.device)  # (B, T) where the segment begins
+    base = column.alignment.base[cells.row].clamp(0, max(len(column.value) - 1, 0)).to(column.value.device)
+    restarted: Tensor = values - values.gather(1, begin) + column.value[base]
+    return restarted
+
+
 def check_packable(rows: Rows, layout: str) -> None:
     """Refuse rows that ``layout`` cannot hold: several masks, rows packed already, holes where no mask goes along."""
     stream = rows.only_stream
@@ -126,6 +141,19 @@ def check_packable(rows: Rows, layout: str) -> None:
             f"row {int(stream.holes.argmax())} has zeros between its real tokens, and {layout!r} carries no mask:"
             " use layout='padded' or a 'packed-block-mask' layout"
         )
+    for key, column in rows.columns.items():
+        if not _is_positions(column) or not rows.count or not len(column.value):
+            continue
+        assert column.alignment is not None
+        held = stream.lengths > 0
+        starts = column.value[column.alignment.base.clamp(max=len(column.value) - 1)].cpu().numpy()  # (N,)
+        odd = np.flatnonzero(held & (starts != starts[held.argmax()]))
+        if len(odd):
+            raise PadlessError(
+                f"{key!r} begins at {starts[odd[0]]} in row {odd[0]} and at {starts[held.argmax()]} in row"
+                f" {held.argmax()}: in a packed row one sequence could go on where the one before ends. Leave the key"
+                " out: positions are made here, or make them from the mask"
+            )
 
 
 def packed_inputs(
@@ -152,6 +180,8 @@ def packed_inputs(
             keys = gather_tokens(column, index) if holed.any() else None
         elif column.alignment is not None:
             values = _tokens(rows, column, index, blank)
+            if _is_positions(column):
+                values = _restarted(values, column, cells, boundaries)
             leaves[key] = values if role.first is None else values.masked_fill(begins, role.first)
         elif role.span == "batch":
             leaves[key] = column.value

@@ -107,13 +107,14 @@ def read_rows(batch: Any, fields: Fields | None = None) -> Rows:
             f"the batch has no attention_mask among its keys ({', '.join(map(repr, leaves))}); padding is read from a"
             " mask, never from token ids: add one, or name the mask in fields={...: Field(mask=KEY)}"
         )
-    streams = {key: read_stream(key, leaves[key]) for key in dict.fromkeys(masks.values())}
+    # Sorted, not in the order of the keys: ranks must lay out their lengths alike.
+    streams = {key: read_stream(key, leaves[key]) for key in sorted(set(masks.values()))}
     counts = {key: len(stream.lengths) for key, stream in streams.items()}
     if len(set(counts.values())) > 1:
         raise PadlessError(f"the masks have different numbers of rows: {counts}")
     count = next(iter(counts.values()))
     reader = _Reader(count, streams, leaves)
-    columns = {key: reader.column(key, value, roles[key], masks.get(key)) for key, value in leaves.items()}
+    columns = {key: reader.column(key, leaves[key], roles[key], masks.get(key)) for key in sorted(leaves)}
     return Rows(count, streams, columns, rebuild)
 
 
@@ -140,7 +141,7 @@ def _edges(mask: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64]]:
     last = torch.where(real, column, -1).amax(1)  # (N,)
     size = (last - first + 1).clamp(min=0).long()
     start = torch.where(size > 0, first, 0).long()
-    extremes = mask.aminmax() if mask.numel() else (torch.zeros((), device=mask.device),) * 2
+    extremes = _numeric(mask).aminmax() if mask.numel() else (torch.zeros((), device=mask.device),) * 2
     edges = torch.stack([extremes[0], extremes[1]]).to(torch.int64)
     facts: npt.NDArray[np.int64] = torch.cat([size, real.sum(1), edges]).cpu().numpy()  # the one transfer
     return size, start, facts
@@ -153,9 +154,13 @@ def _edges_on_cpu(mask: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64]]:
     first = real.argmax(axis=1)
     last = real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)
     size = np.where(count > 0, last - first + 1, 0)
-    extremes = [int(edge) for edge in mask.aminmax()] if mask.numel() else [0, 0]
+    extremes = [int(edge) for edge in _numeric(mask).aminmax()] if mask.numel() else [0, 0]
     facts = np.concatenate([size, count, extremes]).astype(np.int64)
     return torch.from_numpy(size), torch.from_numpy(np.where(count > 0, first, 0)), facts
+
+
+def _numeric(mask: Tensor) -> Tensor:
+    return mask.view(torch.uint8) if mask.dtype == torch.bool else mask
 
 
 def _role(key: str, value: Any, fields: Fields | None) -> Field:
