@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from padless.data._documents import Array, as_list, collect, first_value, int32, is_numbers, joined, nothing
+from padless.data._ids import documents_from_ids
 from padless.data._rows import Columns, Counter, choose_fields
-from padless.data._shards import IGNORED
 from padless.data._spill import Documents
 from padless.errors import PadlessError, choose
 
 __all__ = ["LOSSES", "Encoder", "Loss", "encode_payload"]
 
-Array = npt.NDArray[Any]
 Loss = Literal["auto", "all", "completion", "assistant"]
 LOSSES = ("auto", "all", "completion", "assistant")
 
 _PROMPTS = ("prompt", "instruction", "question", "input")
-_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +67,8 @@ class Encoder:
             rows = len(next(iter(columns.values()), []))
             columns = {**columns, **{name: [None] * rows for name in names if name not in columns}}
         if len(names) == 1 and names[0].endswith("input_ids"):
-            return _from_ids(columns, names[0], first_row, self.leave_out)
-        if len(names) == 1 and _is_numbers(columns[names[0]]):
+            return documents_from_ids(columns, names[0], first_row, self.leave_out)
+        if len(names) == 1 and is_numbers(columns[names[0]]):
             raise PadlessError(f"column {names[0]!r} holds lengths; packing needs text with a tokenizer, or token ids")
         return self._from_text(columns, names, first_row)
 
@@ -93,7 +91,7 @@ class Encoder:
                 ids[i] = ids[i][:0]
                 if masks is not None:
                     masks[i] = masks[i][:0]
-        return _collect(ids, masks, first_row)
+        return collect(ids, masks, first_row)
 
     def _prompt_sizes(self, columns: Columns, names: Sequence[str], plain: bool) -> list[int] | None:
         """Characters before the completion in each row, or ``None`` where all tokens are targets."""
@@ -106,7 +104,7 @@ class Encoder:
             )
         if self.loss not in ("auto", "completion") or not apart:
             return None
-        parts = [[value or "" for value in _as_list(columns[name])] for name in before]
+        parts = [[value or "" for value in as_list(columns[name])] for name in before]
         return [len(self.join.join(row)) + len(self.join) for row in zip(*parts, strict=True)]
 
     def _assistant(self, columns: Columns, names: Sequence[str], first_row: int) -> tuple[list[Array], list[Array]]:
@@ -116,9 +114,9 @@ class Encoder:
         extra = {} if self.chat_template is None else {"chat_template": self.chat_template}
         ids: list[Array] = []
         masks: list[Array] = []
-        for i, messages in enumerate(_as_list(columns[names[0]])):
+        for i, messages in enumerate(as_list(columns[names[0]])):
             if not messages:
-                ids.append(_int32(()))
+                ids.append(int32(()))
                 masks.append(np.empty(0, dtype=bool))
                 continue
             out = apply(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **extra)
@@ -128,7 +126,7 @@ class Encoder:
                     f"row {first_row + i}: the chat template marks no assistant token: it needs"
                     " {% generation %} ... {% endgeneration %} around the assistant's turns, or use loss='all'"
                 )
-            ids.append(_int32(out["input_ids"]))
+            ids.append(int32(out["input_ids"]))
             masks.append(mask)
         return ids, masks
 
@@ -152,7 +150,7 @@ def encode_payload(
             parts.append(encoder(unpack(payload, first_row), first_row))
         except (PadlessError, TypeError, ValueError, KeyError, AttributeError) as error:
             parts.extend(_row_by_row(encoder, unpack, first_row, payload, what, skip_bad, error))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _row_by_row(
@@ -176,7 +174,7 @@ def _row_by_row(
                 named = what in told or "line " in told
                 raise PadlessError(told if named else f"{what}, row {row}: {told}") from None
             failed += 1
-            yield _nothing(bad=1)
+            yield nothing(bad=1)
     if not failed:  # rows that are fine one by one, and not together: columns of mixed kinds
         raise PadlessError(f"{what}, rows {first_row} to {first_row + len(singles) - 1}: {cause}") from None
 
@@ -194,165 +192,6 @@ def _singles(payload: Any) -> Iterator[Any]:
             yield [row]
 
 
-# --- token ids that are there already
-
-
-def _from_ids(columns: Columns, name: str, first_row: int, leave_out: Sequence[str]) -> Documents:
-    if not isinstance(columns[name], list):
-        found = _from_arrow(columns, name, first_row, leave_out)
-        if found is not None:
-            return found
-    ids = [_int32(row, f"row {first_row + i}: {name}") for i, row in enumerate(_as_list(columns[name]))]
-    keep: list[Array] | None = None
-    mask_name = name.replace("input_ids", "attention_mask")
-    if mask_name in columns:  # padding that the rows carry is not part of a document
-        keep = [np.array(row or (), dtype=bool) for row in _as_list(columns[mask_name])]
-        _same_lengths(keep, ids, mask_name, first_row)
-    carried: dict[str, list[Array]] = {}
-    left: list[str] = []
-    for other, column in columns.items():
-        if other in (name, mask_name, "position_ids", "seq_lengths"):
-            continue
-        if other in leave_out or not _is_lists(column):
-            left.append(other)
-            continue
-        carried[other] = [_numbers(row, f"row {first_row + i}: {other}") for i, row in enumerate(_as_list(column))]
-        _same_lengths(carried[other], ids, other, first_row)
-    if keep is not None:
-        ids = [row[kept] for row, kept in zip(ids, keep, strict=True)]
-        carried = {k: [row[kept] for row, kept in zip(v, keep, strict=True)] for k, v in carried.items()}
-    masks = None
-    if "labels" not in carried:
-        given = [carried[mask] for mask in _MASKS if mask in carried]
-        if given:
-            masks = [np.logical_and.reduce([m != 0 for m in rows]) for rows in zip(*given, strict=True)]
-    return replace(_collect(ids, masks, first_row, carried), left=tuple(left))
-
-
-def _from_arrow(columns: Columns, name: str, first_row: int, leave_out: Sequence[str]) -> Documents | None:
-    """The same without a Python object for each token; ``None`` where a row asks for a closer look."""
-    taken = (name, name.replace("input_ids", "attention_mask"), "position_ids", "seq_lengths")
-    found = _arrow_rows(columns[name])
-    if found is None or taken[1] in columns or any(mask in columns for mask in _MASKS):
-        return None
-    lengths, ids = found
-    if len(ids) and (ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max):
-        return None
-    carried: dict[str, Array] = {"input_ids": ids.astype(np.int32, copy=False)}
-    left: list[str] = []
-    for other, column in columns.items():
-        if other in taken:
-            continue
-        if other in leave_out or not hasattr(column.type, "value_type"):
-            left.append(other)
-            continue
-        rows = _arrow_rows(column)
-        if rows is None or not np.array_equal(rows[0], lengths):
-            return None
-        wide = np.int32 if other == "labels" else np.float64 if rows[1].dtype.kind == "f" else np.int64
-        carried[other] = rows[1].astype(wide, copy=False)
-    full = np.flatnonzero(lengths)
-    return Documents(
-        lengths=lengths[full].astype(np.int32),
-        rows=(full + first_row).astype(np.int64),
-        columns=carried,
-        read=len(lengths),
-        empty=len(lengths) - len(full),
-        left=tuple(left),
-    )
-
-
-def _arrow_rows(column: Any) -> tuple[npt.NDArray[np.int64], Array] | None:
-    """Lengths (B,) and values (T,) of an Arrow column of lists of numbers without nulls."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = column.type
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    if not lists or not (pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type)):
-        return None
-    values = column.flatten()
-    if column.null_count or values.null_count:
-        return None
-    return np.asarray(pc.list_value_length(column), dtype=np.int64), values.to_numpy(zero_copy_only=False)
-
-
-def _same_lengths(rows: Sequence[Array], ids: Sequence[Array], name: str, first_row: int) -> None:
-    for i, (row, tokens) in enumerate(zip(rows, ids, strict=True)):
-        if len(row) != len(tokens):
-            raise PadlessError(
-                f"row {first_row + i}: {name} has {len(row)} entries for {len(tokens)} tokens; only per-token columns"
-                f" can be packed: leave {name!r} out by name, or mend it"
-            )
-
-
-def _collect(
-    ids: Sequence[Array],
-    masks: Sequence[Array] | None,
-    first_row: int,
-    carried: Mapping[str, Sequence[Array]] | None = None,
-) -> Documents:
-    """Put rows end to end, leaving out empty ones."""
-    lengths = np.array([len(row) for row in ids], dtype=np.int32)  # (B,)
-    full = np.flatnonzero(lengths)
-    flat = {"input_ids": _flat(ids, np.dtype(np.int32))}
-    if masks is not None:
-        marked = _flat(masks, np.dtype(np.bool_))
-        flat["labels"] = np.where(marked, flat["input_ids"], np.int32(IGNORED))
-    for name, rows in (carried or {}).items():
-        flat[name] = _flat(rows, None)
-    if "labels" in flat:
-        flat["labels"] = flat["labels"].astype(np.int32)
-    return Documents(
-        lengths=lengths[full],
-        rows=(full + first_row).astype(np.int64),
-        columns=flat,
-        read=len(ids),
-        empty=len(ids) - len(full),
-    )
-
-
-def _flat(rows: Sequence[Array], dtype: np.dtype[Any] | None) -> Array:
-    full = [row for row in rows if len(row)]
-    if not full:
-        return np.empty(0, dtype=dtype or np.int64)
-    flat = np.concatenate(full)
-    return flat if dtype is None else flat.astype(dtype, copy=False)
-
-
-def _joined(parts: Sequence[Documents]) -> Documents:
-    parts = [part for part in parts if part.read]
-    if not parts:
-        return _nothing()
-    if len(parts) == 1:
-        return parts[0]
-    names = {name: None for part in parts for name in part.columns if len(part.lengths)}
-    for part in parts:
-        if len(part.lengths) and part.columns.keys() != names.keys():
-            missing = ", ".join(sorted(names.keys() - part.columns.keys()))
-            raise PadlessError(f"row {int(part.rows[0])} and following lack {missing}, which rows before or after have")
-    full = [part for part in parts if len(part.lengths)] or parts[:1]
-    return Documents(
-        lengths=np.concatenate([part.lengths for part in full]),
-        rows=np.concatenate([part.rows for part in full]),
-        columns={name: np.concatenate([part.columns[name] for part in full]) for name in full[0].columns},
-        read=sum(part.read for part in parts),
-        empty=sum(part.empty for part in parts),
-        bad=sum(part.bad for part in parts),
-        left=tuple(sorted({name for part in parts for name in part.left})),
-    )
-
-
-def _nothing(*, bad: int = 0) -> Documents:
-    return Documents(
-        lengths=np.empty(0, dtype=np.int32),
-        rows=np.empty(0, dtype=np.int64),
-        columns={"input_ids": np.empty(0, dtype=np.int32)},
-        read=bad,
-        bad=bad,
-    )
-
-
 # --- text
 
 
@@ -364,7 +203,7 @@ def _encode(
     if hasattr(backend, "encode_batch") and hasattr(backend, "get_vocab_size"):
         fast = getattr(backend, "encode_batch_fast", None) if prompts is None else None
         encodings = (fast or backend.encode_batch)(texts, add_special_tokens=special)
-        ids = [_int32(encoding.ids) for encoding in encodings]
+        ids = [int32(encoding.ids) for encoding in encodings]
         if prompts is None:
             return ids, None
         return ids, [_behind(e, size, len(e.ids)) for e, size in zip(encodings, prompts, strict=True)]
@@ -374,11 +213,11 @@ def _encode(
             return tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     else:
         encode = getattr(tokenizer, "encode", None) or tokenizer
-    ids = [_int32(encode(text)) for text in texts]
+    ids = [int32(encode(text)) for text in texts]
     if prompts is None:
         return ids, None
     # Without character offsets the completion starts where the prompt's own tokens and the row's part.
-    before = [_int32(encode(text[:size])) for text, size in zip(texts, prompts, strict=True)]
+    before = [int32(encode(text[:size])) for text, size in zip(texts, prompts, strict=True)]
     return ids, [np.arange(len(row)) >= _common(head, row) for head, row in zip(before, ids, strict=True)]
 
 
@@ -407,57 +246,12 @@ def _append(ids: list[Array], masks: list[Array] | None, end: int) -> tuple[list
     return longer, wider if masks is not None else None
 
 
-# --- values
-
-
-def _as_list(column: Any) -> list[Any]:
-    return column if isinstance(column, list) else list(column.to_pylist())
-
-
-def _first_value(column: Any) -> Any:
-    return next((value for value in _as_list(column) if value is not None), None)
-
-
-def _is_lists(column: Any) -> bool:
-    value = _first_value(column)
-    return isinstance(value, list | tuple | np.ndarray) and (len(value) == 0 or not isinstance(value[0], str | Mapping))
-
-
-def _is_numbers(column: Any) -> bool:
-    value = _first_value(column)
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _int32(row: Any, what: str = "token ids") -> Array:
-    values = np.asarray(() if row is None else row)
-    if values.size == 0:
-        return np.empty(0, dtype=np.int32)
-    if values.dtype.kind not in "iu" or values.ndim != 1:
-        raise PadlessError(f"{what} holds {values.dtype} of shape {values.shape}; expected one list of whole numbers")
-    if values.min() < 0 or values.max() > np.iinfo(np.int32).max:
-        bad = int(np.flatnonzero((values < 0) | (values > np.iinfo(np.int32).max))[0])
-        raise PadlessError(f"{what}[{bad}] is {values[bad]}; a token id is between 0 and 2**31 - 1")
-    return values.astype(np.int32, copy=False)
-
-
-def _numbers(row: Any, what: str) -> Array:
-    values = np.asarray(() if row is None else row)
-    if values.size == 0:
-        return np.empty(0, dtype=np.int64)
-    if values.dtype.kind not in "iufb" or values.ndim != 1:
-        raise PadlessError(
-            f"{what} holds {values.dtype} of shape {values.shape}; per-token columns hold one number for each token:"
-            " leave the column out by name"
-        )
-    return values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
-
-
 def _refuse_odd_types(columns: Columns, names: Sequence[str], first_row: int) -> None:
     for name in names:
         column = columns[name]
         if not isinstance(column, list):
             continue  # Arrow columns are of one type
-        kind = type(_first_value(column))
+        kind = type(first_value(column))
         for i, value in enumerate(column):
             if value is not None and not isinstance(value, kind):
                 raise PadlessError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -218,13 +219,11 @@ def _describe(paths: Sequence[Path], report: Progress) -> list[InputFile]:
 
 def _identity(files: Sequence[InputFile], encoder: Encoder, settings: Settings) -> dict[str, Any]:
     """Everything that decides the bytes of the result."""
-    from padless import __version__
-
     template = encoder.chat_template
     tokenizer = encoder.tokenizer
     return {
         "format": 1,
-        "padless": __version__,
+        "padless": sys.modules["padless"].__version__,
         "pyarrow": metadata.version("pyarrow"),
         "files": [{"name": file.name, "bytes": file.bytes, "blake2b": file.blake2b} for file in files],
         "tokenizer": _describe_tokenizer(tokenizer) or f"{type(tokenizer).__name__} {_name(tokenizer)}",
