@@ -97,6 +97,28 @@ def test_the_switch_has_three_positions() -> None:
         switched_on({"PADLESS_VERL": "perhaps"})
 
 
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({}, False),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "auto"}, False),
+        ({"PADLESS_VERL": "1"}, True),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "other, padless"}, True),
+        ({"VERL_USE_EXTERNAL_PLUGINS": "padless", "PADLESS_VERL": "0"}, False),
+    ],
+)
+def test_the_plugin_is_asked_for_by_switch_or_by_name(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], wanted: bool
+) -> None:
+    from padless.integrations.verl_plugin import asked_for
+
+    for name in ("PADLESS_VERL", "VERL_USE_EXTERNAL_PLUGINS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert asked_for() is wanted
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A package with a module that counts how often it runs."""

@@ -40,10 +40,9 @@ assert vars(base.EngineRegistry)["new"] is not new
     "environment",
     [
         {"VERL_USE_EXTERNAL_MODULES": "support.verl_cpu,padless.integrations.verl"},
-        {"PADLESS_VERL": "1"},
         {"VERL_USE_EXTERNAL_PLUGINS": "padless"},
     ],
-    ids=["external-modules", "plugin-by-switch", "plugin-by-name"],
+    ids=["external-modules", "plugin"],
 )
 def test_padless_is_behind_verl_and_importing_verl_stays_light(environment: dict[str, str]) -> None:
     done = run_code(LIGHT + REPLACED + RESTORED, **environment)
@@ -51,14 +50,9 @@ def test_padless_is_behind_verl_and_importing_verl_stays_light(environment: dict
     assert done.stdout.count("padless 0.1.0 in verl 0.9.1") == 1, done.stdout
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [{}, {"PADLESS_VERL": "0", "VERL_USE_EXTERNAL_PLUGINS": "padless"}],
-    ids=["not-asked-for", "switched-off"],
-)
-def test_the_plugin_leaves_verl_alone_unless_it_is_asked_for(environment: dict[str, str]) -> None:
+def test_the_plugin_leaves_verl_alone_unless_it_is_asked_for() -> None:
     code = LIGHT + REPLACED.replace("is not stock", "is stock").split("assert utils.rearrange_micro_batches.__wr")[0]
-    done = run_code(code, **environment)
+    done = run_code(code)
     assert done.returncode == 0, done.stderr
     assert "padless" not in done.stdout
 

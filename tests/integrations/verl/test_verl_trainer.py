@@ -44,14 +44,9 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
                 job.wait(timeout=30)
     text = log.read_text()
     assert code == 0, text[-4000:]
+    figure = re.compile(r"(actor/[^\s:]+):(-?\d[\d.]*(?:e-?\d+)?)")
     lines = re.findall(r"step:\d+ - (.*)", text)
-    return [dict(_figure(item) for item in line.split(" - ") if ":" in item) for line in lines]
-
-
-def _figure(item: str) -> tuple[str, float]:
-    name, value = item.rsplit(":", 1)
-    number = re.search(r"-?[\d.]+(?:e-?\d+)?", value)
-    return name, float(number.group()) if number else math.nan
+    return [{name: float(value) for name, value in figure.findall(line)} for line in lines]
 
 
 @pytest.mark.slow
