@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from padless.errors import PadlessError
 from padless.verify.feeds import Feed
 
-__all__ = ["MODES", "Mode", "NoDropout", "Run", "Runner", "first_output", "modes_of"]
+__all__ = ["MODES", "Mode", "NoDropout", "Run", "Runner", "first_output", "modes_of", "without_dropout"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,25 +113,43 @@ class Runner:
 
     @contextmanager
     def mode(self, mode: Mode) -> Iterator[None]:
-        """The model in the given mode, dropout modules at zero."""
+        """The model in the given mode, its dropout rates at zero."""
         was = [(module, module.training) for module in self.model.modules()]
-        rates = [(m, m.p) for m in self.model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
         checkpointed = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False) is True]
-        try:
-            self.model.train(mode.training)
-            for module, _ in rates:
-                module.p = 0.0
-            if mode.checkpointing is False:
+        with without_dropout(self.model):
+            try:
+                self.model.train(mode.training)
+                if mode.checkpointing is False:
+                    for one in checkpointed:
+                        setattr(one, "gradient_checkpointing", False)  # noqa: B010 - not a field of nn.Module
+                yield
+            finally:
+                for one, training in was:
+                    one.training = training
                 for one in checkpointed:
-                    setattr(one, "gradient_checkpointing", False)  # noqa: B010 - not a field of nn.Module
-            yield
-        finally:
-            for one, training in was:
-                one.training = training
-            for module, rate in rates:
-                module.p = rate
-            for one in checkpointed:
-                setattr(one, "gradient_checkpointing", True)  # noqa: B010
+                    setattr(one, "gradient_checkpointing", True)  # noqa: B010
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Rates that modules keep (``p`` of dropout modules, ``attention_dropout`` and the like) are zero inside.
+
+    What reads them again in the backward pass, as checkpointing does, then finds no dropout either.
+    """
+    rates = [
+        (module, name, value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and value > 0
+        if "drop" in name or (name == "p" and isinstance(module, nn.modules.dropout._DropoutNd))
+    ]
+    try:
+        for module, name, _ in rates:
+            setattr(module, name, 0.0)
+        yield
+    finally:
+        for module, name, value in rates:
+            setattr(module, name, value)
 
 
 def first_output(result: Any) -> Tensor:
