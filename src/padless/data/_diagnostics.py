@@ -11,6 +11,7 @@ import numpy as np
 from padless.data._epoch import Corpus
 from padless.data._step import StepPlan
 from padless.metrics import Neighbours
+from padless.planning.bucket import step_sums
 
 __all__ = ["Diagnostics"]
 
@@ -90,27 +91,23 @@ class Diagnostics:
         if start == stop:
             return
         first, behind = start * plan.ranks, stop * plan.ranks
-        slots = plan.order[plan.offsets[first] : plan.offsets[behind]]
-        members = plan.members
-        lengths = corpus.lengths[members.sequences[slots]]
-        totals = lengths if lengths.ndim == 1 else lengths.sum(axis=1)  # (S,)
-        weights = None if members.weights is None else members.weights[slots]
-        repeated = 0 if weights is None else int((weights == 0).sum())
-        real = int(totals.sum(dtype=np.int64)) if weights is None else int(totals[weights > 0].sum(dtype=np.int64))
-        rows = plan.rows[start:stop].ravel()  # (k * R,)
-        idle = int((rows == 0).sum())
-        self.sequences += len(slots) - repeated
-        self.repeated += repeated + idle * len(plan.filler)
-        self.real_tokens += real
+        offsets, members = plan.offsets[first : behind + 1], plan.members
+        slots = plan.order[offsets[0] : offsets[-1]]
+        idle = int((offsets[1:] == offsets[:-1]).sum())
+        lengths = corpus.lengths
+        ran = members.sequences[slots]
+        if members.weights is not None:
+            ran = ran[members.weights[slots] > 0]
+        self.sequences += len(ran)
+        self.repeated += len(slots) - len(ran) + idle * len(plan.filler)
+        self.real_tokens += step_sums(lengths, ran) if lengths.ndim == 1 else int(lengths[ran].sum(dtype=np.int64))
         self.padded_tokens += int(plan.padded[start:stop].sum())
-        self.micro_batches += len(rows)
+        self.micro_batches += behind - first
         self.idle += idle
-        running = np.concatenate([[0], np.cumsum(totals, dtype=np.int64)])
-        edges = plan.offsets[first : behind + 1] - plan.offsets[first]
-        with np.errstate(invalid="ignore"):
-            means = (np.diff(running[edges]) / rows).reshape(-1, plan.ranks)  # NaN for an idle rank
-        for mean in means[:, 0].tolist():
-            self.neighbours.add(mean)
+        for place in range(start, stop):
+            rows = members.sequences[plan.group(place, 0)]
+            total = step_sums(lengths, rows) if lengths.ndim == 1 else int(lengths[rows].sum(dtype=np.int64))
+            self.neighbours.add(total / len(rows) if len(rows) else math.nan)
         if stop == plan.steps:
             self.steps += 1
             self.step_tokens += plan.tokens

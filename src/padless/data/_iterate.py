@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,9 +61,10 @@ class SamplerIterator(Iterator[MicroBatch]):
     def _after(self, plan: StepPlan, place: int) -> Position:
         now = self._position
         if place + 1 < plan.steps:
-            return replace(now, parts=(*self._parts, (plan.ranks, place + 1)))
+            parts = (*self._parts, (plan.ranks, place + 1))
+            return Position(epoch=now.epoch, step=now.step, parts=parts, arranged_for=now.arranged_for)
         if now.step + 1 < self._epoch.steps:
-            return replace(now, step=now.step + 1, parts=())
+            return Position(epoch=now.epoch, step=now.step + 1, arranged_for=now.arranged_for)
         return Position(epoch=now.epoch + 1, arranged_for=self._sampler.ranks)
 
     def _batch(self, plan: StepPlan, place: int) -> MicroBatch:

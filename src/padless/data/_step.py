@@ -14,7 +14,7 @@ from padless.cost import DEFAULT_COST, CostModel
 from padless.data._epoch import Corpus, Members
 from padless.errors import PadlessError
 from padless.plan import Plan
-from padless.planning.bucket import mix, shuffled
+from padless.planning.bucket import deal, mix, step_sums
 from padless.planning.items import Rounding
 from padless.planning.lean import lean_groups
 from padless.planning.microbatch import microbatch
@@ -23,6 +23,7 @@ __all__ = ["GROUPING_METHODS", "Grouper", "GroupingMethod", "MicroBatch", "StepP
 
 Index = npt.NDArray[np.int64]
 GroupingMethod = Literal["fixed", "greedy", "balanced", "lean"]
+_NOBODY: Index = np.empty(0, dtype=np.int64)
 GROUPING_METHODS = ("fixed", "greedy", "balanced", "lean")
 
 
@@ -72,7 +73,8 @@ class StepPlan:
         members: the sequences that were left to run.
         order: (S,) places in the members; ``offsets`` (K * ranks + 1,) cut it into groups.
         padded: (K, ranks) positions computed, those of idle ranks included.
-        filler: places in the members of the smallest unit, which an idle rank runs with weight 0.
+        filler: places in the members of the smallest unit, which an idle rank runs with weight 0;
+            empty where no rank is idle.
         tokens, targets, sequences: of the whole step, those that ran before included.
     """
 
@@ -147,10 +149,13 @@ class Grouper:
         lengths = corpus.lengths[members.sequences]  # (S,) or (S, F)
         groups = self._clustered(lengths, members, ranks) or self._planned(corpus, lengths, members, ranks)
         steps, order, offsets, padded = groups
-        filler, filler_tokens = self._filler(corpus, members, lengths)
-        padded = np.where(np.diff(offsets) == 0, filler_tokens, padded)
+        filler = _NOBODY
+        idle = offsets[1:] == offsets[:-1]
+        if idle.any():
+            filler, filler_tokens = self._filler(corpus, members, lengths)
+            padded = np.where(idle, filler_tokens, padded)
         if not self.in_order:
-            order, offsets, padded = _mixed(order, offsets, padded, steps, ranks, seed)
+            order, offsets, padded = deal(order, offsets, padded, steps, ranks, seed)
         sequences, tokens, targets = totals
         return StepPlan(
             members=members,
@@ -218,7 +223,7 @@ class Grouper:
         first = np.argsort(-costs, kind="stable")
         sizes = np.zeros(members.places * ranks, dtype=np.int64)
         sizes[: len(rows)] = rows[first]
-        order = np.concatenate([np.arange(edges[g], edges[g + 1]) for g in first])
+        order = np.repeat(edges[first] - np.cumsum(rows[first]) + rows[first], rows[first]) + np.arange(int(edges[-1]))
         tokens = np.zeros(len(sizes), dtype=np.int64)
         tokens[: len(rows)] = padded[first]
         return members.places, order, np.concatenate([[0], np.cumsum(sizes)]), tokens
@@ -251,21 +256,10 @@ def split_parts(parts: tuple[tuple[int, int], ...], ranks: int) -> tuple[tuple[t
     return parts, 0
 
 
-def _mixed(
-    order: Index, offsets: Index, padded: Index, steps: int, ranks: int, seed: int
-) -> tuple[Index, Index, Index]:
-    """Micro-steps in random order, and the ranks' micro-batches of each dealt at random: no rank gets all long ones."""
-    groups = np.arange(steps * ranks).reshape(steps, ranks)[shuffled(steps, seed)]  # (K, R)
-    groups = np.concatenate([row[shuffled(ranks, mix(seed, k + 1))] for k, row in enumerate(groups)])  # (K * R,)
-    sizes = np.diff(offsets)[groups]
-    stops = np.cumsum(sizes)
-    slots = np.arange(len(order)) + np.repeat(offsets[groups] - (stops - sizes), sizes)  # (S,)
-    return order[slots], np.concatenate([[0], stops]), padded[groups]
-
-
 def _totals(corpus: Corpus, members: Members) -> tuple[int, int, int | None]:
     """Sequences, tokens and targets of a step, zero-weight members left out."""
     real = members.sequences if members.weights is None else members.sequences[members.weights > 0]
-    tokens = int(corpus.lengths[real].sum(dtype=np.int64))
-    targets = None if corpus.targets is None else int(corpus.targets[real].sum(dtype=np.int64))
+    flat = corpus.lengths.ndim == 1
+    tokens = step_sums(corpus.lengths, real) if flat else int(corpus.lengths[real].sum(dtype=np.int64))
+    targets = None if corpus.targets is None else step_sums(corpus.targets, real)
     return len(real), tokens, targets

@@ -170,6 +170,60 @@ def arrange(sizes: AnyIndex, steps: int, runs: AnyIndex, *, window: int, seed: i
     return out
 
 
+def deal(order: Index, offsets: Index, padded: Index, steps: int, ranks: int, seed: int) -> tuple[Index, Index, Index]:
+    """Micro-steps in random order, and the ranks' groups of each dealt at random: no rank gets all the long ones.
+
+    ``order`` (S,), ``offsets`` (steps * ranks + 1,), ``padded`` (steps * ranks,), and the same of the groups as dealt.
+    """
+    out = np.empty_like(order), np.empty_like(offsets), np.empty_like(padded)
+    _deal(order, offsets, padded, steps, ranks, np.uint64(seed), *out)
+    return out
+
+
+def step_sums(lengths: AnyIndex, sequences: Index) -> int:
+    """Tokens of some sequences: ``lengths`` (N,), ``sequences`` (S,)."""
+    return int(_sum_at(lengths, sequences))
+
+
+@jit
+def _deal(
+    order: Index,
+    offsets: Index,
+    padded: Index,
+    steps: int,
+    ranks: int,
+    seed: np.uint64,
+    out_order: Index,
+    out_offsets: Index,
+    out_padded: Index,
+) -> None:
+    rows = np.arange(steps)
+    _fisher_yates(rows, 0, steps, seed)
+    columns = np.empty(ranks, dtype=np.int64)
+    at, g = 0, 0
+    out_offsets[0] = 0
+    for k in range(steps):
+        for r in range(ranks):
+            columns[r] = r
+        _fisher_yates(columns, 0, ranks, seed + np.uint64(k + 1))
+        for r in range(ranks):
+            source = rows[k] * ranks + columns[r]
+            for i in range(offsets[source], offsets[source + 1]):
+                out_order[at] = order[i]
+                at += 1
+            out_padded[g] = padded[source]
+            g += 1
+            out_offsets[g] = at
+
+
+@jit
+def _sum_at(lengths: AnyIndex, sequences: Index) -> int:
+    total = np.int64(0)
+    for i in sequences:
+        total += lengths[i]
+    return total
+
+
 @jit
 def _next(state: np.uint64) -> np.uint64:
     """SplitMix64's output for a counter."""
