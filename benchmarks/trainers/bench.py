@@ -33,9 +33,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
+from padless import CostModel
 from padless.bench.measure import machine, versions
 from padless.bench.models import build
 from padless.integrations.trl import PadlessOptions, with_padless
+from padless.tuning.search import language_model_step
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 HERE = Path(__file__).resolve().parent
@@ -135,7 +137,7 @@ def run_sft(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> di
         options["max_length"] = None
     arguments = SFTConfig(**common(folder, setting.steps + 1, size, accumulation, seed), **options)
     made: Any = with_padless(SFTTrainer) if arm == "padless" else SFTTrainer
-    more = {"padless": PadlessOptions(token_budget=setting.budget)} if arm == "padless" else {}
+    more = {"padless": PadlessOptions(token_budget=setting.budget, cost=setting.cost)} if arm == "padless" else {}
     trainer = made(
         model=model,
         args=arguments,
@@ -150,7 +152,7 @@ def run_sft(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> di
 
 
 def run_grpo(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> dict[str, Any]:
-    """Steps of 32 completions (8 x 4) of 4 prompts, with a reference model; rollouts are given, not generated."""
+    """Steps of 16 completions (4 x 4) of 2 prompts, with a reference model; rollouts are given, not generated."""
     built = build(setting.model, seed=0)
     model, counter, clock = built.model, Positions(built.model), Clock()
     model.config.pad_token_id, model.config.eos_token_id = 0, 1
@@ -187,13 +189,13 @@ def run_grpo(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> d
         return [(at * 7 % 11) / 11 for at, _ in enumerate(completions)]
 
     arguments = GRPOConfig(
-        **common(folder, setting.steps + 1, 8, 4, seed),
+        **common(folder, setting.steps + 1, 4, 4, seed),
         num_generations=8,
         max_completion_length=setting.response_cap,
         beta=0.04,
     )
     made: Any = with_padless(GRPOTrainer) if arm == "padless" else GRPOTrainer
-    more = {"padless": PadlessOptions(token_budget=setting.budget)} if arm == "padless" else {}
+    more = {"padless": PadlessOptions(token_budget=setting.budget, cost=setting.cost)} if arm == "padless" else {}
     trainer = made(
         model=model,
         reward_funcs=reward,
@@ -207,6 +209,17 @@ def run_grpo(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> d
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "grad_norm" in entry]
     return {"seconds": clock.seconds, "tokens": real[: len(clock.seconds)], "counter": counter, "losses": losses}
+
+
+def calibrated(setting: argparse.Namespace) -> CostModel:
+    """What micro-batches of this model cost here, as ``padless tune`` measures it."""
+    model = build(setting.model, seed=0).model
+
+    def step(rows: int, width: int) -> None:
+        language_model_step(model, rows, width)
+
+    shapes = [(1, 64), (1, 512), (1, setting.budget // 2), (4, 128), (16, 64), (8, setting.budget // 8)]
+    return CostModel.calibrate(step, shapes=shapes, repeats=2, max_seconds=60)
 
 
 def measure(run: Any, arms: list[str], setting: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
@@ -245,8 +258,8 @@ def main() -> None:
     parser.add_argument("--sft-cap", type=int, default=2048, help="longer rows are left out")
     parser.add_argument("--sft-rows", type=int, default=1024)
     parser.add_argument("--sft-step", type=int, default=64, help="rows of one optimizer step")
-    parser.add_argument("--prompt-cap", type=int, default=512)
-    parser.add_argument("--response-cap", type=int, default=1024)
+    parser.add_argument("--prompt-cap", type=int, default=1024)
+    parser.add_argument("--response-cap", type=int, default=2048)
     parser.add_argument("--only", choices=["sft", "grpo"])
     parser.add_argument("--quick", action="store_true", help="short rows, one repeat")
     parser.add_argument("--out", type=Path, default=HERE / "result.json")
@@ -259,6 +272,8 @@ def main() -> None:
     result: dict[str, Any] = {"machine": machine("cpu"), "versions": versions(), "threads": torch.get_num_threads()}
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
     result |= {"commit": git.stdout.strip(), "setting": {k: v for k, v in vars(setting).items() if k != "out"}}
+    setting.cost = calibrated(setting)
+    result["cost"] = setting.cost.to_dict()
     with tempfile.TemporaryDirectory() as folder:
         if setting.only != "grpo":
             result["sft"] = measure(run_sft, list(SFT_ARMS), setting, folder)

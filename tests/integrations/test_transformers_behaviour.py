@@ -262,6 +262,46 @@ def test_widths_are_rounded_so_that_a_compiled_model_sees_few(tmp_path: Path) ->
     assert len({width for _, width in counter.shapes}) <= 3
 
 
+def test_a_ladder_leaves_only_its_widths(tmp_path: Path) -> None:
+    options = PadlessOptions(token_budget=160, ladder=(16, 40))
+    host = run_plain(tmp_path, "qwen2", max_steps=3)
+    trainer, counter = plain_trainer(tmp_path, "qwen2", padless=options, max_steps=3)
+    assert_same_run(host, outcome_of(trainer, counter))
+    assert {width for _, width in counter.shapes} == {16, 40}
+
+
+class Packable:
+    """Stands in for a leak report that allows packed rows."""
+
+    best = "packed-position-ids"
+
+    def allows(self, layout: str) -> bool:
+        return True
+
+    def explain(self) -> str:
+        return ""
+
+
+def test_rows_are_packed_where_the_report_allows_it(tmp_path: Path) -> None:
+    options = PadlessOptions(token_budget=96, layout="auto", report=Packable())
+    # Every token is a target here, so that a label left at a boundary would show.
+    rows = [{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in sft_rows(80)]
+    host = run_plain(tmp_path, "qwen2", more={"train_dataset": rows})
+    trainer, counter = plain_trainer(tmp_path, "qwen2", padless=options, more={"train_dataset": rows})
+    assert_same_run(host, outcome_of(trainer, counter))
+    assert any(shape[0] == 1 and shape[1] > 45 for shape in counter.shapes), "nothing was packed"
+    assert counter.total < 0.75 * host.padded_tokens
+
+
+@pytest.mark.parametrize("run", ["sft", "dpo"])
+def test_a_report_packs_sequences_but_never_pairs(run: str, tmp_path: Path) -> None:
+    from support.trl_runs import RUNS
+
+    options = PadlessOptions(token_budget=128, layout="auto", report=Packable())
+    host = RUNS[run](tmp_path, "qwen2", max_steps=3)
+    assert_same_run(host, RUNS[run](tmp_path, "qwen2", max_steps=3, padless=options))
+
+
 # --- refusals
 
 

@@ -51,6 +51,9 @@ class Host:
     probes_denominator = True
     """Whether the first step checks that the model divides by ``num_items_in_batch``."""
 
+    packs = True
+    """Whether a packed row means the same to the host's loss as its sequences apart."""
+
     def __init__(self, trainer: Any, options: PadlessOptions) -> None:
         self.trainer = trainer
         self.options = options
@@ -103,7 +106,7 @@ class Host:
     def inputs(self, micro: Any) -> dict[str, Any]:
         """What the host's ``compute_loss`` takes, from one micro-batch."""
         inputs = dict(micro.inputs)
-        if self._made_mask and bool((inputs[_MASK] > 0).all()):
+        if self._made_mask and _MASK in inputs and bool((inputs[_MASK] > 0).all()):
             inputs.pop(_MASK)
         return inputs
 

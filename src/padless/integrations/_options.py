@@ -30,9 +30,9 @@ class PadlessOptions:
         method: the planner, ``"balanced"`` (default), ``"greedy"`` or ``"fixed"``.
         cost: what a micro-batch costs; ``None`` takes the profile's, or the default.
         multiple_of: widths are rounded up to it (several: to their least common multiple).
-        ladder: the only widths allowed, for compiled models; ``None`` allows all.
-        layout: ``"padded"`` or ``"auto"``, which packs where ``report`` says that the model keeps packed sequences
-            apart.
+        ladder: the only widths allowed, for compiled models: widths, or how many of them; ``None`` allows all.
+        layout: ``"padded"`` or ``"auto"``, which packs training micro-batches where ``report`` says that the model
+            keeps packed sequences apart, and the loss is one over tokens.
         report: what ``padless.verify.check_layouts`` found for this model.
         exchange: ``"auto"`` moves rows between ranks where the host's loss allows it, ``"always"`` insists,
             ``"never"`` keeps each row on its rank.
@@ -53,7 +53,7 @@ class PadlessOptions:
     method: Literal["balanced", "greedy", "fixed"] = "balanced"
     cost: CostModel | None = None
     multiple_of: int | tuple[int, ...] = 1
-    ladder: tuple[int, ...] | None = None
+    ladder: tuple[int, ...] | int | None = None
     layout: Literal["padded", "auto"] = "padded"
     report: Any = None
     exchange: Literal["auto", "always", "never"] = "auto"
@@ -75,7 +75,9 @@ class PadlessOptions:
         choose("overlong", self.overlong, ("error", "alone"))
         choose("inexact", self.inexact, ("error", "warn"))
         combine_multiples(self.multiple_of)
-        if self.ladder is not None:
+        if isinstance(self.ladder, int):
+            positive_int(self.ladder, name="ladder")
+        elif self.ladder is not None:
             as_ladder(self.ladder)
         if self.layout == "auto" and self.report is None:
             raise PadlessError(

@@ -12,7 +12,7 @@ import torch
 from padless.errors import PadlessError
 from padless.integrations._hosts import Host, StepRows, Unit
 from padless.plan import Plan
-from padless.shapes import combine_multiples
+from padless.shapes import as_ladder, combine_multiples
 
 __all__ = ["LossProbe"]
 
@@ -109,6 +109,7 @@ class LossProbe:
         import padless
 
         alone = padless.regroup(rows.batch, 2**40, fields=rows.fields, method="fixed", overlong="alone")
+        options = self.host.options
         order = np.concatenate(groups).astype(np.int64)
         plan = Plan(
             layout="padded",
@@ -119,7 +120,8 @@ class LossProbe:
             order=order,
             offsets=np.concatenate([[0], np.cumsum([len(group) for group in groups])]).astype(np.int64),
             token_budget=2**40,
-            multiple_of=combine_multiples(self.host.options.multiple_of),
+            multiple_of=combine_multiples(options.multiple_of),
+            ladder=as_ladder(options.ladder) if isinstance(options.ladder, tuple) else None,
         )
         return [self.host.inputs(micro) for micro in padless.regroup(rows.batch, fields=rows.fields, plan=plan)]
 

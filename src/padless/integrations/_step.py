@@ -74,11 +74,13 @@ class Stepper:
         torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MAX)
         return int(held.item())
 
-    def regroup(self, rows: StepRows, budget: int, *, moves: bool) -> Any:
+    def regroup(self, rows: StepRows, budget: int, *, moves: bool, packs: bool = False) -> Any:
         """``padless.regroup`` with this trainer's options; over all ranks where there are several."""
         import padless
 
         more: dict[str, Any] = {}
+        if packs and self.options.layout == "auto":
+            more |= {"layout": "auto", "report": self.options.report}
         if self.world > 1:
             more["process_group"] = torch.distributed.group.WORLD
             more["exchange"] = "rows" if moves else "never"
@@ -120,7 +122,8 @@ class Stepper:
         unit = host.unit(num_items, True)
         if host.probes_denominator:
             unit = self._probe.unit(model, rows, num_items, unit)
-        grouped = self.regroup(rows, self.budget, moves=self._moves(num_items, unit))
+        packs = host.packs and unit != "rows"
+        grouped = self.regroup(rows, self.budget, moves=self._moves(num_items, unit), packs=packs)
         count = len(grouped)
         # A mean is divided by the number of micro-batches, here or by the host; where nobody divides, the host's
         # step is the sum of its batches' means.

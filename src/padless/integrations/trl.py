@@ -117,6 +117,8 @@ class SFTHost(_TrlHost):
 class _PairHost(_TrlHost):
     """Batches that hold the chosen rows first and the rejected ones behind them."""
 
+    packs = False
+
     def unit(self, num_items: Any, training: bool) -> Unit:
         return "rows"
 
@@ -207,6 +209,7 @@ class GRPOHost(_TrlHost):
     with their tokens.
     """
 
+    packs = False
     counters = ()
     needs = (
         *("_metrics", "_step", "_current_train_step_time", "_buffered_inputs", "_entropy_bonus_enabled"),
