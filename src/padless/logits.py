@@ -19,7 +19,7 @@ __all__ = ["LogProbs", "cross_entropy", "log_probs", "select_before_head", "toke
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogProbs:
-    """Per-token values (B, W), float32, at the token that they are about; 0 where there is no target.
+    """Per-token values (B, W), at least float32, at the token that they are about; 0 where there is no target.
 
     ``entropy`` is that of the distribution the token was drawn from; None unless asked for.
     """
@@ -42,7 +42,7 @@ def token_losses(logits: Tensor, labels: Tensor, mask: Tensor | None = None, *, 
     """
     wanted = target_mask(labels, ignore_index=ignore_index) if mask is None else mask.bool()
     held = wanted[:, 1:].to(logits.device)
-    losses = F.cross_entropy(logits[:, :-1][held].float(), labels.to(logits.device)[:, 1:][held], reduction="none")
+    losses = F.cross_entropy(_wide(logits[:, :-1][held]), labels.to(logits.device)[:, 1:][held], reduction="none")
     return _spread(losses, held, labels.shape)
 
 
@@ -85,7 +85,7 @@ def log_probs(
     call = {key: value for key, value in inputs.items() if key != "labels"}
     with select_before_head(model, place, tuple(wanted.shape), head=head):
         output = model(**call)
-    logits: Tensor = (output["logits"] if isinstance(output, Mapping) else output[0])[0].float()  # (n, V)
+    logits = _wide((output["logits"] if isinstance(output, Mapping) else output[0])[0])  # (n, V)
     if temperature != 1.0:
         logits = logits / temperature
     picked = tokens[:, 1:][held] if not empty else tokens[0, :1]
@@ -159,6 +159,10 @@ def _output_layer(model: nn.Module) -> nn.Module:
     if not isinstance(layer, nn.Module):
         raise PadlessError(f"{type(inner).__name__}.get_output_embeddings() is {layer!r}: give the layer as head=")
     return layer
+
+
+def _wide(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _places(held: Tensor, width: int) -> Tensor:

@@ -172,6 +172,18 @@ def test_a_tensordict_gives_what_a_dict_gives(seed: int) -> None:
         assert b.inputs["temperature"] == 0.7
 
 
+def test_a_tensordict_can_be_packed() -> None:
+    _, batch = draw_batch(4, holes=False)
+    tensors = {key: batch[key] for key in ("input_ids", "attention_mask", "labels")}
+    boxed = TensorDict(tensors, batch_size=[len(batch["uid"])])
+    boxed["uid"] = NonTensorStack(*batch["uid"])
+    step = regroup(boxed, 40, layout="packed")
+    assert all(micro.inputs.batch_size == torch.Size([]) for micro in step)
+    assert sorted(name for micro in step for name in micro.inputs["uid"]) == sorted(batch["uid"])
+    restored = step.restore([micro.inputs["input_ids"] for micro in step])
+    assert torch.equal(restored, masked(batch["input_ids"], batch["attention_mask"]))
+
+
 def test_restored_outputs_carry_gradients() -> None:
     rng = np.random.default_rng(1)
     batch = token_batch(rng, random_mask(rng, 6, 9))
