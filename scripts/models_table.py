@@ -3,6 +3,7 @@
     python scripts/models_table.py                     # all of them; an hour or less on one core
     python scripts/models_table.py --only qwen2 jamba  # these again, the rest as it was
     python scripts/models_table.py --render            # the page from docs/models.json, nothing measured
+    python scripts/models_table.py --part 0/4 --data /tmp/part0.json   # a quarter, to run four side by side
 
 Each architecture is built small with random weights by `padless.verify.build_small`, judged by `check_layouts`, and
 compared with a slow float64 reference. What was measured is kept in docs/models.json, one line for each architecture,
@@ -73,7 +74,7 @@ def measure(model_type: str) -> dict[str, Any]:
     return row
 
 
-def sweep(types: list[str], known: dict[str, Any]) -> None:
+def sweep(types: list[str], known: dict[str, Any], path: Path) -> None:
     """Measure ``types`` into ``known``, saved after each."""
 
     def stop(*_: object) -> None:
@@ -88,14 +89,14 @@ def sweep(types: list[str], known: dict[str, Any]) -> None:
             known[model_type] = {"not_run": str(error)}
         finally:
             signal.alarm(0)
-        save(known)
+        save(known, path)
         print(f"{number}/{len(types)} {model_type}", known[model_type].get("verdicts") or known[model_type], flush=True)
 
 
-def save(known: dict[str, Any]) -> None:
+def save(known: dict[str, Any], path: Path) -> None:
     """One line for each architecture, so that a change shows as one line."""
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
-    DATA.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    path.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -104,9 +105,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="measure these again")
     parser.add_argument("--again", action="store_true", help="forget what is known and measure all")
     parser.add_argument("--render", action="store_true", help="write the page only")
+    parser.add_argument("--part", metavar="I/N", default="0/1", help="every Nth architecture, from the Ith")
+    parser.add_argument("--data", type=Path, default=DATA, help="where measurements are kept")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="add the measurements of these files first")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "scripts"))
-    known: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() and not options.again else {}
+    known: dict[str, Any] = {}
+    for path in (options.data, *options.merge):
+        if path.exists() and not options.again:
+            known.update(json.loads(path.read_text(encoding="utf-8")))
     if not options.render:
         import torch
         import transformers
@@ -120,10 +127,13 @@ def main() -> None:
         print(f"{len(types)} architectures", flush=True)
         known = {name: row for name, row in known.items() if name in types or name == "_versions"}
         known["_versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-        sweep(options.only or [name for name in types if name not in known], known)
-    from models_page import page
+        first, parts = (int(number) for number in options.part.split("/"))
+        sweep(options.only or [name for name in types[first::parts] if name not in known], known, options.data)
+    save(known, options.data)
+    if options.data == DATA:
+        from models_page import page
 
-    PAGE.write_text(page(known), encoding="utf-8")
+        PAGE.write_text(page(known), encoding="utf-8")
 
 
 if __name__ == "__main__":

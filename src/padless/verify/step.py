@@ -121,6 +121,8 @@ def check_run(
     if not batches:
         raise PadlessError("no batch was given, so nothing can be checked")
     part = _next_token_loss if loss is None else loss
+    if loss is None:
+        batches = [_with_labels(batch) for batch in batches]
     make = optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     regrouped = [regroup(batch, token_budget, **options) for batch in batches]
     with preserved(model):
@@ -236,13 +238,18 @@ def _cells(batch: Batch) -> int:
     return int(batch["attention_mask"].numel())
 
 
+def _with_labels(batch: Batch) -> Batch:
+    """Every real token is a target where a batch has no labels; layouts without a mask need to be told."""
+    if "labels" in batch:
+        return batch
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] <= 0, -100)}
+
+
 def _next_token_loss(model: nn.Module, inputs: Any) -> Tensor:
-    """Summed cross entropy of the next tokens; targets by ``labels``, else every real token that has one before it."""
-    labels = inputs.get("labels")
+    """Summed cross entropy of the next tokens, over ``labels``."""
+    labels = inputs["labels"]
     mask = inputs.get("attention_mask")
     two_dimensional = mask if mask is not None and mask.dim() == 2 else None
-    if labels is None:
-        labels = inputs["input_ids"]
     documents = _documents(inputs) if two_dimensional is None else None
     wanted = target_mask(labels, two_dimensional, document_ids=documents)[:, 1:]  # (B, T - 1)
     keywords = {key: value for key, value in inputs.items() if key != "labels"}
