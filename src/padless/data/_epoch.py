@@ -329,7 +329,7 @@ class Epoch:
         """Cut one step as the pool's lengths suggest into micro-batches, and every step of the pool likewise."""
         how = self.settings
         sizes = self._unit_widths[units]  # (n,)
-        profile = np.ascontiguousarray(np.sort(sizes)[::-1][::steps][: len(units) // steps])  # (u,)
+        profile = np.ascontiguousarray(np.sort(sizes)[::-1][steps // 2 :: steps][: len(units) // steps])  # (u,)
         plan = self.grouper(
             profile,
             max(self.token_budget // self._mean_unit, 1),
