@@ -140,6 +140,15 @@ def test_plain_text_is_a_response_to_its_first_token(tmp_path, words):
     assert (work.prompts[0].tolist(), work.responses[0].tolist()) == ([1], [2, 3, 4, 5, 6, 7])
 
 
+def test_an_instructions_input_belongs_to_the_prompt(tmp_path, words):
+    rows = [
+        {"instruction": "w1", "input": "w2 w3", "output": "w4"},
+        {"instruction": "w1", "input": "", "output": "w5 w6"},
+    ]
+    work = from_data(write_jsonl(tmp_path / "rows.jsonl", rows), tokenizer=words, sequences=2)
+    assert sorted(ids.tolist() for ids in work.prompts) == [[2], [2, 3, 4]]
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from padless.bench.scan import SCAN_MODELS
+from padless.bench.scan import SCAN_MODELS, has_kernels
 from padless.errors import PadlessError
 
 __all__ = ["BUILT_IN", "Built", "build", "pick_device", "pick_dtype"]
@@ -143,7 +143,7 @@ def build(name: str, *, device: str = "cpu", dtype: str = "float32", seed: int =
         kind=kind,
         parameters=sum(p.numel() for p in model.parameters()),
         source=source,
-        linear_scan=kind in SCAN_MODELS,
+        linear_scan=kind in SCAN_MODELS and not has_kernels(),
     )
 
 

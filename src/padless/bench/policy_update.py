@@ -44,8 +44,7 @@ class BenchOptions:
         models: names for `padless.bench.models.build`.
         arms: names from `padless.bench.arms.ALL_ARMS`.
         rows: rows of a micro-batch in ``fixed`` and ``truncate``.
-        token_budget: most padded tokens of a micro-batch in the others; ``None`` is as many as the longest row that
-            ``fixed`` can have, or twice the mean micro-batch... see `default_budget`.
+        token_budget: most padded tokens of a micro-batch in the others; ``None`` takes one row of ``fixed``.
         repeats: optimizer steps of each arm, one of each in turn; the time is their median.
         device, dtype: where and in what precision.
         seed: of weights; the workload has its own.

@@ -66,11 +66,10 @@ class Sample:
             elif self.kind == "pair":
                 prompt = _messages(row.get(self.columns[0]))
                 response = _messages(row.get(self.columns[1]))
-                yield (
-                    index,
-                    _text(row, self.columns[0], where) if prompt is None else render(prompt),
-                    _text(row, self.columns[1], where) if response is None else response[-1]["content"],
-                )
+                asked = _text(row, self.columns[0], where) if prompt is None else render(prompt)
+                for extra in self.columns[2:]:  # an instruction's input
+                    asked += f"\n{row[extra]}" if row.get(extra) else ""
+                yield index, asked, _text(row, self.columns[1], where) if response is None else response[-1]["content"]
             else:
                 yield index, *_last_turn(row, self.columns[0], where, render)
 
@@ -97,7 +96,7 @@ def read_samples(path: str | Path, *, count: int, seed: int) -> Sample:
         for offset in range(rows):
             place = first + offset
             row = {name: values[offset] for name, values in columns.items()}
-            _require(row, shape[1], f"{path.name}, row {place}")
+            _require(row, shape[1][:2], f"{path.name}, row {place}")
             # Every row so far is equally likely to be among those kept.
             if len(chosen) < count:
                 chosen.append((place, row))
@@ -121,7 +120,8 @@ def _shape(names: list[str], file: str) -> tuple[str, tuple[str, ...]]:
     prompt = next((name for name in PROMPTS if name in names), None)
     response = next((name for name in RESPONSES if name in names), None)
     if prompt and response:
-        return "pair", (prompt, response)
+        more = ("input",) if prompt == "instruction" and "input" in names else ()
+        return "pair", (prompt, response, *more)
     for name in MESSAGES:
         if name in names:
             return "messages", (name,)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["SCAN_MODELS", "linear_scan", "selective_scan"]
+__all__ = ["SCAN_MODELS", "has_kernels", "linear_scan", "selective_scan"]
 
 SCAN_MODELS = ("falcon_mamba", "jamba", "mamba", "zamba")
 """Model types of transformers whose scan is Mamba-1's."""
@@ -44,7 +44,7 @@ def linear_scan() -> Iterator[None]:
         except ImportError:
             continue
         stock = getattr(module, "mamba_selective_scan", None)
-        if stock is not None and not _has_kernels():
+        if stock is not None and not has_kernels():
             replaced.append((module, stock))
             module.mamba_selective_scan = selective_scan
     try:
@@ -54,7 +54,8 @@ def linear_scan() -> Iterator[None]:
             module.mamba_selective_scan = stock
 
 
-def _has_kernels() -> bool:
+def has_kernels() -> bool:
+    """Whether transformers runs Mamba-1 on ``mamba_ssm`` here."""
     from importlib.util import find_spec
 
     return torch.cuda.is_available() and find_spec("mamba_ssm") is not None
