@@ -164,7 +164,8 @@ def _columnar_rows(path: Path) -> int:
 
 def _read_columnar(path: Path, size: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
-        file = _arrow("pyarrow.parquet").ParquetFile(path)
+        # Read ahead, a reader keeps every row group it has passed in memory.
+        file = _arrow("pyarrow.parquet").ParquetFile(path, pre_buffer=False)
         wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
         yield from _resized(file.iter_batches(batch_size=size, columns=wanted), size)
     else:
