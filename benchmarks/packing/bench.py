@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -182,40 +183,55 @@ def trl(folder: Path, small: bool) -> dict[str, Any]:
 
 
 def kills(folder: Path, small: bool) -> dict[str, Any]:
-    """Ten SIGKILLs at random moments, resumed with other worker counts; hashes against an uninterrupted run."""
-    source = write_texts(folder / "rows.jsonl", 20_000, words=60)
+    """Ten SIGKILLs at random points of the work, resumed with other worker counts; hashes against a quiet run."""
+    source = write_texts(folder / "rows.jsonl", 30_000, words=60)
+    env = {**os.environ, "PYTHONPATH": str(HERE)}
 
     def command(out: Path, workers: int) -> list[str]:
         base = [sys.executable, "-m", "padless", "pack", str(source), "--out", str(out), "--capacity", "2048"]
-        options = ["--tokenizer", tokenizer_folder(), "--shard-tokens", "60000", "--window", "6000", "--json"]
+        options = ["--tokenizer", "bench:words", "--shard-tokens", "60000", "--window", "6000", "--json"]
         return [*base, *options, "--workers", str(workers)]
 
-    began = time.perf_counter()
-    subprocess.run(command(folder / "whole", 0), check=True, stdout=subprocess.DEVNULL)
-    whole = time.perf_counter() - began
+    def finish(out: Path, workers: int) -> None:
+        subprocess.run(command(out, workers), check=True, stdout=subprocess.DEVNULL, env=env)
+
+    finish(folder / "whole", 0)
+    wanted = digests(folder / "whole")
     rng = random.Random(0)
-    done, killed, moments = folder / "killed", 0, []
-    while killed < (3 if small else 10):
-        process = subprocess.Popen(command(done, rng.choice([0, 1, 2, 3])), stdout=subprocess.DEVNULL)
-        # Start-up alone takes a part of `whole`: kills fall before, within and after every stage.
-        wait = rng.uniform(0.2, 1.1) * whole * 0.7
-        try:
-            process.wait(timeout=wait)
-            if process.returncode == 0:  # done: begin again, so that every kill hits a run at work
-                if digests(done) != digests(folder / "whole"):
-                    raise SystemExit("a resumed run differs")
-                shutil.rmtree(done)
-                continue
-            raise SystemExit(f"the run failed with {process.returncode}")
-        except subprocess.TimeoutExpired:
+    done, moments, resumed = folder / "killed", [], 0
+    while len(moments) < (3 if small else 10):
+        pattern, most = rng.choice([(".padless/*.npz", 20), ("packs-*", len(wanted) - 3)])
+        target = rng.randrange(most)  # so many files are there: kill, after a moment more
+        process = subprocess.Popen(command(done, rng.choice([0, 1, 2, 3])), stdout=subprocess.DEVNULL, env=env)
+        while process.poll() is None and len(list(done.glob(pattern))) <= target:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
+        if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            killed += 1
-            chunks = len(list(done.glob(".padless/*.npz")))
-            moments.append({"after": round(wait, 2), "chunks": chunks, "shards": len(list(done.glob("packs-*")))})
-    subprocess.run(command(done, 2), check=True, stdout=subprocess.DEVNULL)
-    equal = digests(done) == digests(folder / "whole")
-    return {"kills": killed, "moments": moments, "hashes_equal": equal, "files": len(digests(done))}
+            chunks, shards = len(list(done.glob(".padless/*.npz"))), len(list(done.glob("packs-*")))
+            moments.append({"chunks": chunks, "shards": shards})
+        elif process.returncode:
+            raise SystemExit(f"the run failed with {process.returncode}")
+        if (done / "manifest.json").exists() or rng.random() < 0.25:  # finish it, compare, and begin again
+            finish(done, 2)
+            resumed += 1
+            if digests(done) != wanted:
+                raise SystemExit("a resumed run differs")
+            shutil.rmtree(done)
+    finish(done, 2)
+    return {
+        "kills": len(moments),
+        "moments": moments,
+        "runs_compared": resumed + 1,
+        "hashes_equal": digests(done) == wanted,
+        "files": len(wanted),
+    }
+
+
+def words(text: str) -> list[int]:
+    """A tokenizer that loads at once."""
+    return [zlib.crc32(word.encode()) % 50_000 for word in text.split()]
 
 
 PARTS: dict[str, Callable[[Path, bool], dict[str, Any]]] = {

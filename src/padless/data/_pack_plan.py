@@ -130,8 +130,9 @@ def plan_windows(
         first += len(current)
         most = None if following is None else window // _CARRY
         rng = None if seed is None else np.random.default_rng([seed, number])
-        whole = pieces if not len(waiting) else waiting.then(pieces)
-        packed, offsets, waiting = _pack(whole, capacity, method, most=most, rng=rng)
+        pieces = pieces if not len(waiting) else waiting.then(pieces)
+        packed, offsets, waiting = _pack(pieces, capacity, method, most=most, rng=rng)
+        del pieces  # a window's arrays are large; only the packed ones are needed while its shards are written
         yield Packs(pieces=packed, offsets=offsets, fate=fate, waiting=np.unique(waiting.document), planned=first)
         current, number = following, number + 1
 
