@@ -43,6 +43,14 @@ def test_all_ranks_share_one_ladder_of_widths(found: list[dict[str, Any]], excha
 
 
 @pytest.mark.slow
+def test_a_rank_without_a_batch_keeps_its_place(found: list[dict[str, Any]]) -> None:
+    moved, stayed = zip(*(result["absent"] for result in found), strict=True)
+    assert len({len(weights) for weights in moved}) == len({len(weights) for weights in stayed}) == 1
+    assert moved[2] == [1.0] * len(moved[2])  # it works for the others
+    assert stayed[2] == [0.0] * len(stayed[2])
+
+
+@pytest.mark.slow
 def test_policies_responses_gradients_fallback_and_given_plans_hold_on_every_rank(found: list[dict[str, Any]]) -> None:
     for result in found:
         assert result["policies"] == ["alone", "drop", "split", "truncate"]
@@ -67,6 +75,8 @@ def test_policies_responses_gradients_fallback_and_given_plans_hold_on_every_ran
         ("too long", "rows are counted over all ranks"),
         ("budget", "token_budget=0"),
         ("nobody", "no rank has a row"),
+        ("no batch", "no rank has a batch"),
+        ("absent", "fields is"),
         ("gradient", "'double' requires a gradient"),
         ("plan", "plan is"),
         ("restore", "outputs for"),

@@ -111,6 +111,7 @@ def everything() -> dict[str, Any]:
         assert torch.equal(
             step.restore([m.inputs["input_ids"] for m in step]), solid["input_ids"] * solid["attention_mask"]
         )
+    found["absent"] = absent(rank, batch, group)
     found["policies"] = policies(rank, group)
     found["responses"] = responses(rank, group)
     found["gradient"] = gradient(rank, group)
@@ -121,6 +122,21 @@ def everything() -> dict[str, Any]:
     found["errors"] = errors(rank, batch, group)
     found["after"] = check_step(batch, regroup(batch, 24, fields=EVERY, process_group=group))["steps"]
     dist.destroy_process_group()
+    return found
+
+
+def absent(rank: int, batch: dict[str, Any], group: Any) -> list[list[float]]:
+    """A rank that has no batch at all, only its place."""
+    found = []
+    for exchange in ("rows", "never"):
+        ids = None if rank == 2 else np.arange(len(batch["uid"])) + 100 * rank
+        step = regroup(
+            None if rank == 2 else batch, 24, fields=EVERY, process_group=group, exchange=exchange, atoms=ids
+        )
+        restored = step.restore([m.inputs["input_ids"] for m in step])
+        expected = batch["input_ids"] * span_of(batch["attention_mask"])
+        assert len(restored) == 0 if rank == 2 else torch.equal(restored, expected)
+        found.append([m.weight for m in step])
     return found
 
 
@@ -222,9 +238,11 @@ def errors(rank: int, batch: dict[str, Any], group: Any) -> dict[str, tuple[str,
         "bad batch": error_of(call(batch=odd if rank == 3 else batch)),
         "no mask": error_of(call(batch={} if rank == 0 else batch)),
         "missing key": error_of(call(batch={k: v for k, v in batch.items() if k != "double"} if rank == 2 else batch)),
+        "absent": error_of(call(batch=None if rank == 1 else {k: batch[k] for k in batch if k != "double" or rank})),
         "dtype": error_of(call(batch=dict(batch, double=batch["double"].float()) if rank == 2 else batch)),
         "too long": error_of(call(token_budget=3)),
         "budget": error_of(call(token_budget=0)),
+        "no batch": error_of(lambda: regroup(None, 24, fields=EVERY, process_group=group)),
         "nobody": error_of(lambda: regroup(batch_of(rank, rows=0), 24, fields=EVERY, process_group=group)),
         "gradient": error_of(call(batch=dict(batch, double=batch["double"].clone().requires_grad_(rank == 0)))),
         "plan": error_of(call(plan=padless.microbatch([3], 8, ranks=4) if rank == 1 else None)),

@@ -15,7 +15,7 @@ from padless.plan import Plan
 from padless.tensors.gather import select_objects
 from padless.tensors.rows import Alignment, Column, Rows, Stream
 
-__all__ = ["World", "exchange_rows", "gather_world", "need_of", "schema_of", "synthetic_row"]
+__all__ = ["World", "empty_like", "exchange_rows", "gather_world", "need_of", "schema_of", "synthetic_row"]
 
 Index = npt.NDArray[np.int64]
 
@@ -72,10 +72,14 @@ def schema_of(rows: Rows) -> list[tuple[Any, ...]]:
     return schema
 
 
-def gather_world(rows: Rows, counts: Index, atoms: Index | None, rank: int, group: Any) -> World:
-    """Gather lengths, holes, response starts and atoms of all rows: one collective of a few integers per row."""
+def gather_world(rows: Rows, counts: Index, atoms: Index | None, rank: int, group: Any, *, responses: bool) -> World:
+    """Gather lengths, holes, atoms, and where rows move response starts: one collective, a few integers per row."""
     streams = list(rows.streams.values())
-    lows = [torch.zeros_like(a.base) if a.low is None else a.low for a in response_alignments(rows)]
+    lows = (
+        []
+        if not responses
+        else [torch.zeros_like(a.base) if a.low is None else a.low for a in response_alignments(rows)]
+    )
     parts = [stream.lengths for stream in streams] + [stream.holes.astype(np.int64) for stream in streams]
     parts += [low.cpu().numpy() for low in lows]
     parts += [] if atoms is None else [atoms]
@@ -211,6 +215,31 @@ def _join(column: Column, parts: list[Any], rank: int, store: _Store) -> Column:
     ]
     alignment = None if column.alignment is None else store.alignments[id(column.alignment)]
     return replace(column, value=torch.cat(tensors), alignment=alignment)
+
+
+def empty_like(rows: Rows, device: torch.device) -> Rows:
+    """No rows of the same fields, on ``device``: what a rank without a batch needs to know."""
+    streams = {}
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    for key, stream in rows.streams.items():
+        streams[key] = Stream(key, stream.lengths[:0], none, none, stream.width, stream.holes[:0], stream.segmented)
+    alignments: dict[int, Alignment] = {}
+    columns = {}
+    for key, column in rows.columns.items():
+        old = column.alignment
+        new = None
+        if old is not None:
+            low = None if old.low is None else none
+            new = alignments.setdefault(id(old), Alignment(old.stream, none, low, old.width))
+        value = column.value
+        if isinstance(value, Tensor) and column.field.span != "batch":
+            value = value[:0].detach().to(device).clone()
+        elif column.field.span != "batch":
+            value = value[:0]
+        columns[key] = replace(
+            column, value=value, alignment=new, counts=None if column.counts is None else column.counts[:0]
+        )
+    return Rows(0, streams, columns, rows.rebuild)
 
 
 def synthetic_row(rows: Rows) -> Rows:

@@ -53,7 +53,7 @@ def regroup(
 
     Args:
         batch: dict (nested or not) or TensorDict with ``attention_mask`` (N, W), padded on either side or both; or a
-            list of rows without padding.
+            list of rows without padding. With a process group, None on a rank that has no rows.
         token_budget: ceiling on the padded tokens of one micro-batch on one rank.
         layout: ``"padded"``, ``"packed"``, a full name from `padless.tensors.LAYOUTS`, or ``"auto"`` with ``report``.
         method: a method of `padless.microbatch`, or of `padless.pack` for packed layouts.
@@ -105,22 +105,25 @@ def regroup(
         "seed": seed,
     }
 
-    def prepare() -> tuple[Rows, PlanOptions, bool, Any]:
+    def prepare() -> tuple[Rows | None, PlanOptions, bool, Any]:
         choose("responses", responses, ("sequence", "block"))
         choose("exchange", exchange, ("rows", "never"))
         name, against = choose_layout(layout, report, unsafe=unsafe)
+        plans = PlanOptions(layout=name, **planning)
+        if batch is None and process_group is not None:
+            return None, plans, against, None
         rows = read_row_list(batch, fields) if is_row_list(batch) else read_rows(batch, fields)
         if is_packed(name):
             check_packable(rows, name)
         ids = None if atoms is None else as_ids(atoms, rows.count, name="atoms")
-        return rows, PlanOptions(layout=name, **planning), against, ids
+        return rows, plans, against, ids
 
     if process_group is not None:
         from padless.tensors.together import regroup_together
 
         return regroup_together(prepare, {**how, **planning, "layout": layout}, plan, process_group)
     rows, options, against, ids = prepare()
-    if not rows.count:
+    if rows is None or not rows.count:
         raise PadlessError("the batch has no rows")
     made = plan_for(rows.lengths, options, atoms=ids) if plan is None else check_given(plan, rows.lengths, options, 1)
     return Regrouped(

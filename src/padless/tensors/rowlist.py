@@ -49,7 +49,11 @@ def read_row_list(rows: Sequence[Any], fields: Fields | None = None) -> Rows:
         columns["attention_mask"] = Column("attention_mask", Field(), ones, whole)
     elif bool((columns["attention_mask"].value <= 0).any()):
         raise PadlessError("a row's attention_mask has zeros; rows that come one by one hold real tokens only")
-    return Rows(len(rows), {stream.key: stream}, columns, lambda leaves, count: dict(leaves))
+    return Rows(len(rows), {stream.key: stream}, columns, _rebuild)
+
+
+def _rebuild(leaves: dict[str, Any], rows: int | None) -> dict[str, Any]:
+    return leaves
 
 
 def _column(key: str, values: list[Any], stream: Stream, whole: Alignment, fields: Fields | None) -> Column:

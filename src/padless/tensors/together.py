@@ -6,17 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 import torch.distributed as dist
 
 from padless.errors import PadlessError
-from padless.exchange import agree
+from padless.exchange import agree, fingerprint
 from padless.plan import Plan
 from padless.tensors.distributed import (
     World,
+    empty_like,
     exchange_rows,
     gather_world,
     need_of,
-    response_alignments,
     schema_of,
     synthetic_row,
 )
@@ -26,30 +28,18 @@ from padless.tensors.rows import Rows
 
 __all__ = ["regroup_together"]
 
-Prepare = Callable[[], tuple[Rows, PlanOptions, bool, Any]]
+Prepare = Callable[[], tuple[Rows | None, PlanOptions, bool, Any]]
 
 
 def regroup_together(prepare: Prepare, options: Mapping[str, Any], plan: Plan | None, process_group: Any) -> Regrouped:
     """Every rank calls this; every rank gets its micro-batches, or every rank raises."""
     group = process_group.get_group() if hasattr(process_group, "get_group") else process_group
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    told = dict(options) | {"plan": plan_digest(plan)}
-    error: BaseException | None = None
-    try:
-        rows, planning, unsafe, atoms = prepare()
-        told |= {"layout": planning.layout, "masks": list(rows.streams), "atoms given": atoms is not None}
-        if options["exchange"] == "rows":
-            told["fields"] = schema_of(rows)
-            _no_gradient(rows)
-        numbers = [rows.count, len(response_alignments(rows)), max(s.segmented for s in rows.streams.values())]
-    except Exception as caught:  # whatever it is, the other ranks must hear of it
-        error, numbers = caught, [0, 0, 0]
-    table = agree(group, what="regroup", options=told if error is None else {}, error=error, numbers=numbers)
-    counts = table[:, 0]
+    rows, planning, unsafe, atoms, counts = _agree_on_rows(prepare, options, plan, group)
     if not counts.any():
         raise PadlessError("no rank has a row")
-    world = gather_world(rows, counts, atoms, rank, group)
     stays = options["exchange"] == "never"
+    world = gather_world(rows, counts, atoms, rank, group, responses=not stays)
     try:
         made = _plan(world, planning, plan, stays)
     except PadlessError as caught:
@@ -75,6 +65,62 @@ def regroup_together(prepare: Prepare, options: Mapping[str, Any], plan: Plan | 
     store = exchange_rows(rows, world, needs)
     place = int(np.searchsorted(needs[rank], filler))
     return Regrouped(store=store, need=needs[rank], filler=min(place, store.count - 1), **shared)
+
+
+def _agree_on_rows(
+    prepare: Prepare, options: Mapping[str, Any], plan: Plan | None, group: Any
+) -> tuple[Rows, PlanOptions, bool, Any, npt.NDArray[np.int64]]:
+    """This rank's rows and how they are planned, once all ranks agree; and the number of rows of each rank (R,)."""
+    told = dict(options) | {"plan": plan_digest(plan)}
+    schema: dict[str, Any] = {}
+    rows: Rows | None = None
+    error: BaseException | None = None
+    numbers = [0, 0, 0]
+    try:
+        rows, planning, unsafe, atoms = prepare()
+        told["layout"] = planning.layout
+        if rows is not None:
+            schema = _schema(rows, atoms is not None, moves=options["exchange"] == "rows")
+            numbers = [rows.count, fingerprint(schema), 1]
+    except Exception as caught:  # whatever it is, the other ranks must hear of it
+        error = caught
+    table = agree(group, what="regroup", options=told if error is None else {}, error=error, numbers=numbers)
+    counts, schemas, present = table.T
+    if not present.any():
+        raise PadlessError("no rank has a batch")
+    if not present.all():
+        rows, schema, atoms = _share_fields(rows, schema, atoms, int(present.argmax()), group)
+    known = schemas[present > 0]
+    if (known != known[0]).any():
+        agree(group, what="regroup", options=schema, error=None)
+    assert rows is not None  # given, or learnt
+    return rows, planning, unsafe, atoms, counts
+
+
+def _share_fields(
+    rows: Rows | None, schema: dict[str, Any], atoms: Any, source: int, group: Any
+) -> tuple[Rows, dict[str, Any], Any]:
+    """A rank without a batch learns from rank ``source`` what its rows would look like; the others keep theirs."""
+    given: list[Any] = [None]
+    if rows is not None:
+        device = next(iter(rows.streams.values())).size.device
+        given = [(empty_like(rows, torch.device("cpu")), schema, atoms is not None, device.type)]
+    dist.broadcast_object_list(given, src=dist.get_global_rank(group, source), group=group)
+    if rows is not None:
+        return rows, schema, atoms
+    empty, schema, with_atoms, kind = given[0]
+    if kind != "cpu":
+        empty = empty_like(empty, torch.device(kind, torch.accelerator.current_device_index()))
+    return empty, schema, np.empty(0, dtype=np.int64) if with_atoms else None
+
+
+def _schema(rows: Rows, with_atoms: bool, *, moves: bool) -> dict[str, Any]:
+    """What must be alike on all ranks that have a batch."""
+    schema: dict[str, Any] = {"masks": list(rows.streams), "atoms given": with_atoms}
+    if moves:
+        schema["fields"] = schema_of(rows)
+        _no_gradient(rows)
+    return schema
 
 
 def _plan(world: World, planning: PlanOptions, given: Plan | None, stays: bool) -> Plan:
