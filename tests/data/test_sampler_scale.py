@@ -8,9 +8,9 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from support.lengths import measured_lengths
 
 from padless.data import TokenBudgetSampler
+from support.lengths import measured_lengths
 
 BUDGET = 16_384
 
@@ -60,18 +60,19 @@ def test_the_time_of_a_step_does_not_grow_with_the_ranks() -> None:
 
 def test_occupancy_and_order_on_real_lengths() -> None:
     lengths = measured_lengths("mix_sft_general")
-    told = {}
+    told, epochs = {}, 8
     for grouping in ("pool", "range", "none"):
         sampler = TokenBudgetSampler(
             lengths, token_budget=BUDGET, sequences_per_step=256, ranks=8, rank=0, grouping=grouping, method="lean"
         )
-        assert sum(1 for _ in sampler) > 60
+        for _ in range(epochs):  # a correlation of few micro-batches would be noise
+            list(sampler)
         told[grouping] = sampler.diagnostics
     for grouping in ("pool", "range"):
         assert told[grouping].occupancy >= 0.97
         assert abs(told[grouping].neighbour_correlation) <= 0.15
         assert told[grouping].step_size_spread < told["none"].step_size_spread
-        assert told[grouping].sequences == len(lengths)
+        assert told[grouping].sequences == epochs * len(lengths)
 
 
 def test_only_the_widths_of_the_ladder_are_counted() -> None:

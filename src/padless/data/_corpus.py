@@ -74,7 +74,9 @@ def open_corpus(lengths: Any, *, atoms: Any, targets: Any, weights: Any, overlon
         places = slots.sequence
         if goals is not None and len(slots.split):
             raise PadlessError("targets are not known for the pieces of split sequences: use 'truncate' or 'drop'")
-        ids, goals, shares = (None if a is None else a[places] for a in (ids, goals, shares))
+        ids = None if ids is None else ids[places]
+        goals = None if goals is None else goals[places]
+        shares = None if shares is None else shares[places]
         rows = places if rows is None else rows[places]
         starts = None if starts is None else starts[places]
         if slots.spans is not None:

@@ -217,7 +217,7 @@ def _deal(
 
 
 @jit
-def _sum_at(lengths: AnyIndex, sequences: Index) -> int:
+def _sum_at(lengths: AnyIndex, sequences: Index) -> Any:
     total = np.int64(0)
     for i in sequences:
         total += lengths[i]
