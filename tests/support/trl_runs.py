@@ -77,6 +77,11 @@ def pair_texts(count: int, *, seed: int = 0) -> list[dict[str, str]]:
 
 def run_dpo(folder: Path, kind: str, *, padless: PadlessOptions | None = None, **changes: Any) -> Outcome:
     """``DPOTrainer`` against a reference model with other weights."""
+    return outcome_of(*dpo_trainer(folder, kind, padless=padless, **changes))
+
+
+def dpo_trainer(folder: Path, kind: str, *, padless: PadlessOptions | None = None, **changes: Any) -> tuple[Any, Any]:
+    """The trainer of `run_dpo` and its token counter."""
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
@@ -91,7 +96,7 @@ def run_dpo(folder: Path, kind: str, *, padless: PadlessOptions | None = None, *
         processing_class=tiny_tokenizer(),
         **_options(padless),
     )
-    return outcome_of(trainer, counter)
+    return trainer, counter
 
 
 def run_reward(folder: Path, kind: str, *, padless: PadlessOptions | None = None, **changes: Any) -> Outcome:
