@@ -41,15 +41,12 @@ def partition(work: Any, parts: int, *, equal_counts: bool = False, rounds: int 
         raise PadlessError("work must be a non-empty list of finite numbers, none negative")
     parts = positive_int(parts, name="parts")
     rounds = positive_int(rounds, name="rounds", minimum=0)
-    most = -(-len(array) // parts) if equal_counts else len(array)
+    most = np.full(parts, len(array), dtype=np.int64)  # (parts,)
+    if equal_counts:
+        most = np.diff(np.arange(parts + 1, dtype=np.int64) * len(array) // parts)[::-1].copy()
     down = np.argsort(-array, kind="stable")  # (N,)
-    sorted_work = array[down]
     placed = np.empty(len(array), dtype=np.int64)
-    if equal_counts and len(array) % parts:
-        # Items without work complete the parts: counts then differ by at most one.
-        sorted_work = np.concatenate([sorted_work, np.zeros(most * parts - len(array))])
-        placed = np.empty(len(sorted_work), dtype=np.int64)
-    assign(sorted_work, parts, most, rounds, placed)
+    assign(array[down], most, rounds, placed)
     result = np.empty(len(array), dtype=np.int64)
-    result[down] = placed[: len(array)]
+    result[down] = placed
     return result

@@ -322,7 +322,7 @@ def _spread(problem: Problem, costs: Floats) -> tuple[float, int, Index, Index]:
         if best is not None and steps * fixed + floor >= best[0]:
             break
         place = np.empty(len(costs), dtype=np.int64)
-        largest = float(small_kernels.assign(variable, problem.ranks, steps, rounds, place))
+        largest = float(small_kernels.assign(variable, np.full(problem.ranks, steps), rounds, place))
         if len(costs) <= _SMALL:
             largest = float(small_kernels.spread_least(variable, problem.ranks, steps, largest, place))
         time = steps * fixed + largest

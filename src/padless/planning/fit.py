@@ -20,11 +20,12 @@ _TABLE = 1 << 26  # capacities up to here get a table of all rooms
 
 def decreasing(sizes: Sizes, room: int, *, best: bool) -> tuple[Index, Index]:
     """Best- or first-fit-decreasing: (order (N,), offsets (packs + 1,)); none of ``sizes`` may exceed ``room``."""
-    counts = pack_kernels.count_lengths(sizes, int(sizes.max()))  # (longest + 1,)
-    if best and room <= _TABLE:
+    longest = int(sizes.max())
+    if longest > _TABLE or (best and room > _TABLE):
+        return _by_place(*_sparse(sizes, room, best=best))
+    counts = pack_kernels.count_lengths(sizes, longest)  # (longest + 1,)
+    if best:
         records, packs = pack_kernels.best_fit(counts, room, _NONE)
-    elif best:
-        return _by_place(*_best_fit_sparse(sizes, room))
     else:
         # At most one pack stays half empty, so twice the tokens bound the packs.
         most = min(len(sizes), 2 * (int(sizes.sum(dtype=np.int64)) // room) + 2)
@@ -54,8 +55,8 @@ def rest_best_fit(sizes: Sizes, room: int, opened: Index) -> tuple[Index, int]:
     return place, packs
 
 
-def _best_fit_sparse(sizes: Sizes, room: int) -> tuple[Index, int]:
-    """Best-fit-decreasing for capacities too large for a table: open packs in a sorted list."""
+def _sparse(sizes: Sizes, room: int, *, best: bool) -> tuple[Index, int]:
+    """Both rules for lengths too large for a table: open packs in a list, sorted by room left for best-fit."""
     from bisect import bisect_left, insort
 
     place = np.empty(len(sizes), dtype=np.int64)
@@ -63,11 +64,17 @@ def _best_fit_sparse(sizes: Sizes, room: int) -> tuple[Index, int]:
     packs = 0
     for i in np.argsort(-sizes.astype(np.int64), kind="stable").tolist():
         size = int(sizes[i])
-        at = bisect_left(opened, (size, -1))
+        if best:
+            at = bisect_left(opened, (size, -1))
+        else:
+            at = next((k for k, (left, _) in enumerate(opened) if left >= size), len(opened))
         left, pack = opened.pop(at) if at < len(opened) else (room, packs)
         packs = max(packs, pack + 1)
         place[i] = pack
-        insort(opened, (left - size, pack))
+        if best:
+            insort(opened, (left - size, pack))
+        else:
+            opened.insert(at, (left - size, pack))
     return place, packs
 
 
@@ -85,7 +92,7 @@ def evened(sizes: Sizes, squares: npt.NDArray[np.float64], room: int, packs: int
     tokens = np.cumsum(sizes[down], dtype=np.int64)  # (N,)
     exact = sizes.astype(np.float64)
     best, lowest = None, np.inf
-    for share in (0.0,) if cost.per_token_squared == 0 else (0.0, 0.3, 0.5, 0.7, 0.85):
+    for share in (0.0,) if cost.per_token_squared == 0 else (0.0, 0.3, 0.5, 0.7, 0.85, 1.0):
         place = np.empty(len(sizes), dtype=np.int64)
         long_ones = int(np.searchsorted(tokens, share * tokens[-1]))
         if not pack_kernels.even(sizes, squares, down, room, packs, long_ones, place):

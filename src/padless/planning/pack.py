@@ -183,7 +183,7 @@ def _strategy(
 ) -> tuple[Index, Index, int]:
     from padless.planning import fit, pack_kernels
 
-    if room <= 1 << 26:
+    if max(room, int(sizes.max())) <= 1 << 26:
         bound = fit.fewest_packs(pack_kernels.count_lengths(sizes, int(sizes.max())), room)
     else:
         bound = -(-int(sizes.sum(dtype=np.int64)) // room)

@@ -126,19 +126,19 @@ def every_cut(
 
 
 @jit
-def assign(costs: Array, ranks: int, most: int, rounds: int, place: Array) -> float:
-    """Spread runs over ranks, at most ``most`` on each; ``place`` (G,) gets the ranks, and the largest sum returns.
+def assign(costs: Array, most: Array, rounds: int, place: Array) -> float:
+    """Spread runs over ranks, at most ``most`` (R,) on each; ``place`` (G,) gets the ranks, the largest sum returns.
 
     ``costs`` (G,) descending. Longest first onto the least loaded rank with a slot; then runs of the fullest rank are
     exchanged with runs (or empty slots) of others for as long as that lowers the larger of the two sums.
     """
-    count = len(costs)
+    count, ranks = len(costs), len(most)
     sums = np.zeros(ranks)
     held = np.zeros(ranks, dtype=np.int64)
     for g in range(count):
         chosen = -1
         for r in range(ranks):
-            if held[r] < most and (chosen < 0 or sums[r] < sums[chosen]):
+            if held[r] < most[r] and (chosen < 0 or sums[r] < sums[chosen]):
                 chosen = r
         place[g] = chosen
         sums[chosen] += costs[g]
@@ -158,7 +158,7 @@ def assign(costs: Array, ranks: int, most: int, rounds: int, place: Array) -> fl
                 if gain > best + 1e-12 * sums[full]:
                     best, one, other, to = gain, a, b, r
             for r in range(ranks):
-                if r == full or held[r] >= most:
+                if r == full or held[r] >= most[r]:
                     continue
                 gain = min(costs[a], sums[full] - sums[r] - costs[a])
                 if gain > best + 1e-12 * sums[full]:

@@ -1,0 +1,227 @@
+"""Packs against plain implementations, against brute force and bounds, and under every option."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from laws import check_plan_laws, partitions
+from padless import CostModel, PadlessError, Plan, pack
+from padless.planning.balance import partition
+from padless.planning.fit import _sparse
+from padless.planning.pack import METHODS
+from support.lengths import measured_lengths
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
+
+
+def plain_decreasing(lengths: list[int], capacity: int, *, best: bool) -> list[list[int]]:
+    """Textbook first- and best-fit-decreasing over a list of packs: the lengths in each pack."""
+    packs: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [p for p in packs if capacity - sum(p) >= length]
+        if not fitting:
+            packs.append([length])
+        elif best:
+            min(fitting, key=lambda p: capacity - sum(p)).append(length)
+        else:
+            fitting[0].append(length)
+    return packs
+
+
+def held(plan: Plan) -> list[list[int]]:
+    return [sorted(plan.lengths[group].tolist(), reverse=True) for group in plan]
+
+
+@settings(max_examples=200, deadline=None)
+@given(LENGTHS, st.integers(40, 130))
+def test_decreasing_methods_are_what_their_names_say(lengths: list[int], capacity: int) -> None:
+    first = pack(lengths, capacity, method="first-fit-decreasing")
+    assert held(first) == plain_decreasing(lengths, capacity, best=False)
+    best = pack(lengths, capacity, method="best-fit-decreasing")
+    # Packs with equal room left are interchangeable, so what is filled is compared, not with what.
+    assert sorted(map(sum, held(best))) == sorted(map(sum, plain_decreasing(lengths, capacity, best=True)))
+    assert _sparse(np.array(lengths), capacity, best=True)[1] == len(best)  # the way of very large capacities
+    place, packs = _sparse(np.array(lengths), capacity, best=False)
+    assert [sorted(np.array(lengths)[place == p].tolist(), reverse=True) for p in range(packs)] == held(first)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LENGTHS, st.integers(40, 130))
+def test_next_fit_keeps_the_order(lengths: list[int], capacity: int) -> None:
+    plan = pack(lengths, capacity, method="next-fit")
+    assert plan.order.tolist() == list(range(len(lengths)))
+    check_plan_laws(plan)
+    groups = held(plan)
+    given_order = [[lengths[i] for i in group] for group in plan]
+    assert all(sum(a) + b[0] > capacity for a, b in zip(groups, given_order[1:], strict=False))
+
+
+def test_random_depends_on_the_seed_alone() -> None:
+    lengths = list(range(1, 60))
+    assert pack(lengths, 100, method="random", seed=1) == pack(lengths, 100, method="random", seed=1)
+    assert pack(lengths, 100, method="random", seed=1) != pack(lengths, 100, method="random", seed=2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    LENGTHS,
+    st.integers(40, 160),
+    st.sampled_from(METHODS),
+    st.integers(1, 4),
+    st.sampled_from(["none", "ranks", "work"]),
+    st.sampled_from([1, 4, (2, 3)]),
+    st.sampled_from([1, 8]),
+    st.sampled_from(["truncate", "split", "drop", "alone"]),
+)
+def test_every_option_keeps_every_law(
+    lengths: list[int], capacity: int, method: Any, ranks: int, balance: Any, each: Any, whole: int, overlong: Any
+) -> None:
+    long = [*lengths, 3 * capacity]
+    options: dict[str, Any] = {
+        "method": method, "ranks": ranks, "balance": balance, "sequence_multiple_of": each, "multiple_of": whole,
+        "overlong": overlong,
+    }  # fmt: skip
+    plan = pack(long, capacity, **options)
+    check_plan_laws(plan)
+    assert plan == pack(long, capacity, **options)
+    assert len(getattr(plan, {"drop": "dropped", "truncate": "truncated"}.get(overlong, overlong))) >= 1
+    assert int((plan.rows > 0).sum()) >= plan.lower_bound
+
+
+@settings(max_examples=100, deadline=None)
+@given(LENGTHS, st.integers(60, 160), st.sampled_from(METHODS), st.integers(1, 3), st.randoms(use_true_random=False))
+def test_atoms_stay_whole(lengths: list[int], capacity: int, method: Any, ranks: int, random: Any) -> None:
+    atoms = [random.randrange(max(1, len(lengths) // 2)) for _ in lengths]
+    for overlong in ("truncate", "drop", "alone"):
+        check_plan_laws(pack(lengths, capacity, method=method, ranks=ranks, atoms=atoms, overlong=overlong))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=7), st.integers(20, 45))
+def test_bounds_hold_and_optimal_comes_within_one_pack_of_brute_force(lengths: list[int], capacity: int) -> None:
+    fewest = min(
+        len(p) for p in partitions(range(len(lengths))) if all(sum(lengths[i] for i in part) <= capacity for part in p)
+    )
+    for method in METHODS:
+        plan = pack(lengths, capacity, method=method)
+        assert plan.lower_bound <= fewest <= len(plan)
+    assert len(pack(lengths, capacity, method="optimal")) <= fewest + 1
+
+
+@pytest.mark.parametrize("mean", [0.22, 0.28, 0.35])
+def test_optimal_beats_best_fit_on_narrow_lengths_and_reaches_the_linear_bound(mean: float) -> None:
+    draw = np.random.default_rng(0).normal(mean * 512, 0.15 * mean * 512, 20_000)
+    lengths = np.clip(draw, 1, 512).astype(np.int64)
+    plan = pack(lengths, 512, method="optimal", time_limit=60)
+    check_plan_laws(plan)
+    assert len(plan) <= plan.lower_bound + 4
+    assert len(plan) < 0.985 * len(pack(lengths, 512))
+
+
+def test_optimal_stops_at_its_time_limit_with_a_plan_no_worse_than_best_fit() -> None:
+    lengths = np.random.default_rng(0).normal(300, 45, 20_000).clip(1, 1024).astype(np.int64)
+    started = time.perf_counter()
+    plan = pack(lengths, 1024, method="optimal", time_limit=0.2)
+    assert time.perf_counter() - started < 20
+    check_plan_laws(plan)
+    assert len(plan) <= len(pack(lengths, 1024))
+
+
+def test_large_capacities_are_coarsened_upwards_and_stay_within_the_capacity() -> None:
+    lengths = np.random.default_rng(0).normal(1229, 184, 5_000).clip(1, 4096).astype(np.int64)
+    plan = pack(lengths, 4096, method="optimal", time_limit=60)
+    check_plan_laws(plan)
+    assert len(plan) < len(pack(lengths, 4096))
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "capacity"),
+    [
+        ("log-normal", np.random.default_rng(0).lognormal(np.log(350), 0.9, 10_000).clip(8, 4096), 4096),
+        ("uniform", np.random.default_rng(0).integers(1, 4097, 10_000), 4096),
+        ("bimodal", np.where(np.arange(10_000) % 3 == 0, 2060, 1010), 4096),
+    ],
+)
+def test_best_fit_stays_within_a_tenth_of_a_percent_of_the_bound(name: str, lengths: Any, capacity: int) -> None:
+    plan = pack(lengths.astype(np.int64), capacity)
+    check_plan_laws(plan)
+    assert len(plan) <= plan.lower_bound * 1.001 + 3, name
+
+
+def test_work_is_even_in_the_fewest_packs_under_the_hard_budget() -> None:
+    cost = CostModel(per_microbatch=0, per_token=1, per_token_squared=1 / 24576)
+    pool = measured_lengths("mix_rl_gsm8k_heavy")
+    for seed in range(3):
+        lengths = np.random.default_rng(seed).choice(pool, 10_000)
+        plain, even = pack(lengths, 32_768, cost=cost), pack(lengths, 32_768, cost=cost, balance="work")
+        check_plan_laws(even)
+        assert len(even) == len(plain) == plain.lower_bound
+        work = even.group_costs()
+        assert work.max() / work.mean() - 1 < 0.01
+
+
+def test_packs_of_one_micro_step_cost_alike() -> None:
+    lengths = measured_lengths("mix_rl_gsm8k_heavy")[:2000]
+    cost = CostModel(per_microbatch=0, per_token=1, per_token_squared=1e-3)
+    laid = pack(lengths, 32_768, ranks=8, cost=cost)
+    plain = pack(lengths, 32_768, ranks=8, cost=cost, balance="none")
+    assert len(laid) == len(plain)
+    assert (laid.rows > 0).all()
+    assert laid.makespan() < plain.makespan()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=60), st.integers(1, 9), st.booleans())
+def test_a_partition_uses_every_part_fairly(work: list[int], parts: int, equal: bool) -> None:
+    place = partition(work, parts, equal_counts=equal)
+    sums = np.bincount(place, weights=work, minlength=parts)
+    counts = np.bincount(place, minlength=parts)
+    assert sums.sum() == sum(work)
+    if equal:
+        assert counts.max() - counts.min() <= 1
+    else:
+        assert sums.max() <= sum(work) / parts + max(work)
+
+
+def test_equal_counts_reach_the_bound_of_the_longest_with_the_shortest() -> None:
+    lengths = np.random.default_rng(0).choice(measured_lengths("mix_rl_gsm8k_heavy"), 512)
+    place = partition(lengths, 64, equal_counts=True)
+    sums = np.bincount(place, weights=lengths)
+    down = np.sort(lengths)
+    bound = max(sums.mean(), down[-1] + down[:7].sum())
+    assert (np.bincount(place) == 8).all()
+    assert sums.max() <= bound * 1.02
+
+
+def test_totals_pass_32_bits_and_capacities_pass_tables() -> None:
+    lengths = np.full(5, 2**31 - 1, dtype=np.int32)
+    plan = pack(lengths, 2**33)
+    check_plan_laws(plan)
+    assert len(plan) == 2
+    assert plan.real_tokens == 5 * (2**31 - 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 10}, "length 12 at index 1 exceeds capacity 10"),
+        ({"capacity": 0}, "capacity=0"),
+        ({"method": "bfd"}, "'best-fit-decreasing'"),
+        ({"balance": "all"}, "'ranks'"),
+        ({"lengths": [[1, 2]]}, "one field"),
+        ({"lengths": []}, "empty"),
+        ({"time_limit": 0}, "time_limit=0"),
+        ({"atoms": [1, 1, 2], "capacity": 14}, "together with its atom"),
+        ({"atoms": [1, 1, 2], "capacity": 14, "overlong": "split"}, "tear atom 1 apart"),
+    ],
+)
+def test_bad_input_is_refused_with_its_place_and_value(options: dict, message: str) -> None:
+    options = {"lengths": [3, 12, 5], "capacity": 100, **options}
+    with pytest.raises(PadlessError, match=message):
+        pack(options.pop("lengths"), options.pop("capacity"), **options)
