@@ -94,7 +94,7 @@ def evened(sizes: Sizes, squares: npt.NDArray[np.float64], room: int, packs: int
     best, lowest = None, np.inf
     for share in (0.0,) if cost.per_token_squared == 0 else (0.0, 0.3, 0.5, 0.7, 0.85, 1.0):
         place = np.empty(len(sizes), dtype=np.int64)
-        long_ones = int(np.searchsorted(tokens, share * tokens[-1]))
+        long_ones = int(np.searchsorted(tokens, share * tokens[-1], side="right"))
         if not pack_kernels.even(sizes, squares, down, room, packs, long_ones, place):
             continue
         held = np.bincount(place, weights=exact, minlength=packs)

@@ -57,12 +57,8 @@ def spread_least(costs: Array, ranks: int, most: int, bound: float, chosen: Arra
         sums[r] += costs[g]
         held[r] += 1
         if g == count - 1:
-            bound = sums.max()
+            bound = sums.max()  # and on to the next rank for the last run
             chosen[:count] = place
-            sums[r] -= costs[g]
-            held[r] -= 1
-            place[g] = -1
-            g -= 1
         else:
             g += 1
     return bound
