@@ -168,15 +168,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, default=HERE / "result.json")
     asked = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE
-    )
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.setdefault("MASTER_PORT", "29611")
+    git = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False)
     result: dict[str, Any] = {
-        "machine": {
-            "cpu": platform.processor() or platform.machine(),
-            "threads": 1,
-            "python": platform.python_version(),
-        },
+        "machine": {"cpu": platform.machine(), "threads": 1, "python": platform.python_version()},
         "versions": {name: version(name) for name in ("verl", "torch", "transformers", "padless", "numpy")},
         "commit": commit.stdout.strip(),
         "lengths": "mix_rl_gsm8k_heavy" if os.environ.get("PADLESS_DATA") else "log-normal stand-in",
@@ -184,6 +182,7 @@ def main() -> None:
         "plans": bench_plans(asked.draws),
         "steps": [],
     }
+    asked.json.write_text(json.dumps(result, indent=1) + "\n")
     with tempfile.TemporaryDirectory() as folder:
         for kind, scale, hidden in (("qwen2", 8, 128), ("jamba", 32, 64)):
             result["steps"] += bench_steps(Path(folder), kind, scale, hidden, 64, asked.repeats)

@@ -1,4 +1,4 @@
-"""From result.json: result.html (Plotly), and the tables between the markers of README.md and docs/recipes/verl.md."""
+"""From result.json: reports/verl.html (Plotly), and the tables of README.md and docs/recipes/verl.md."""
 
 from __future__ import annotations
 
@@ -80,16 +80,14 @@ def tables(result: dict[str, Any]) -> str:
 
 def main() -> None:
     result = json.loads((HERE / "result.json").read_text())
-    draw(result).write_html(HERE / "result.html", include_plotlyjs=True)
-    for page in PAGES:
-        text = page.read_text()
-        found = re.sub(
-            r"(<!-- result -->\n).*?(\n<!-- end of result -->)",
-            lambda match: match.group(1) + tables(result) + match.group(2),
-            text,
-            flags=re.DOTALL,
-        )
-        page.write_text(found)
+    page = HERE.parents[1] / "reports" / "verl.html"
+    page.parent.mkdir(exist_ok=True)
+    draw(result).write_html(page, include_plotlyjs=True)
+    block = f"<!-- result -->\n{tables(result)}\n<!-- end of result -->"
+    for file in PAGES:
+        text = re.sub(r"<!-- result -->.*?<!-- end of result -->", lambda _: block, file.read_text(), flags=re.DOTALL)
+        file.write_text(text)
+    print(f"{page} and {len(PAGES)} tables written")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ def rearranger(stock: Callable[..., Any], options: VerlOptions) -> Callable[...,
             )
             groups = _plan(batch, request, rule, dp_group if same_micro_num_in_dp else None)
             micro_batches = _select(batch, groups)
-            multiple = request.multiple_of
         else:
             asked = {
                 "dp_group": dp_group,
@@ -85,11 +84,10 @@ def rearranger(stock: Callable[..., Any], options: VerlOptions) -> Callable[...,
                 "force_group_size": force_group_size,
             }
             micro_batches, groups = stock(batch, max_token_len, **{k: v for k, v in asked.items() if k in takes})
-            multiple = 1
         if call is not None and batch["input_ids"].is_nested:
             lengths = _lengths(batch)
             computed = np.full_like(lengths, lengths.max()) if padded and rule.to_the_widest else lengths
-            stats = count(computed, groups, int(max_token_len), padded=padded, multiple_of=multiple)
+            stats = count(computed, groups, int(max_token_len), padded=padded, multiple_of=rule.multiple_of)
             call.stats = replace(stats, real_tokens=int(lengths.sum()))
         return micro_batches, groups
 

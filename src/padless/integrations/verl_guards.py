@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from padless.errors import PadlessError
@@ -71,6 +72,7 @@ def _refuse_moving_loss(data: Any, config: Any) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WidthRule:
     """How an engine's padded path chooses the width of a micro-batch, and whether micro-batches run in a pipeline.
 
@@ -80,10 +82,9 @@ class WidthRule:
         pipeline: micro-batches run in a pipeline.
     """
 
-    def __init__(self, *, multiple_of: int = 1, to_the_widest: bool = False, pipeline: bool = False) -> None:
-        self.multiple_of = multiple_of
-        self.to_the_widest = to_the_widest
-        self.pipeline = pipeline
+    multiple_of: int = 1
+    to_the_widest: bool = False
+    pipeline: bool = False
 
 
 def width_rule(engine: Any) -> WidthRule:
