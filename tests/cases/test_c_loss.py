@@ -58,7 +58,7 @@ def test_c05_a_micro_batch_without_targets_adds_exactly_nothing() -> None:
     assert all(torch.isfinite(v.grad).all() for v in values)
     empty = denominators([masks[0], masks[0]])
     assert empty == Denominators(targets=0, sequences=0)
-    assert float(aggregate(values[0], masks[0], denominators=empty)) == 0.0
+    assert aggregate(values[0], masks[0], denominators=empty).item() == 0.0
 
 
 @pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 3], [1, 2]], [[3], [0, 1, 2]]])

@@ -159,8 +159,8 @@ def policies(rank: int, group: Any) -> list[str]:
 
 def responses(rank: int, group: Any) -> bool:
     batch = rl_batch(np.random.default_rng(rank), ROWS[rank], 3 + rank, 4 + rank)
-    for how in ("sequence", "block"):
-        step = regroup(batch, 30, fields=rlhf(), process_group=group, responses=how)
+    for how, budget in (("sequence", 30), ("block", 30), ("sequence", 5), ("block", 5)):
+        step = regroup(batch, budget, fields=rlhf(), process_group=group, responses=how, overlong="split")
         restored = step.restore([m.inputs["old_log_probs"] for m in step], span="response")
         assert torch.equal(restored, batch["old_log_probs"] * batch["response_mask"])
     return True

@@ -113,6 +113,23 @@ def test_response_fields_land_at_their_rows_response_and_come_back(seed: int, re
         assert torch.equal(restored, batch[key] * batch["response_mask"]), key
 
 
+@given(seeds, st.sampled_from(["sequence", "block"]), st.sampled_from(["padded", "packed"]), st.booleans())
+@settings(max_examples=60)
+def test_responses_of_split_and_truncated_rows_come_back_too(
+    seed: int, responses: Any, layout: str, split: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    prompt, response = int(rng.integers(1, 6)), int(rng.integers(1, 9))
+    batch = rl_batch(rng, int(rng.integers(1, 7)), prompt, response)
+    policy = "split" if split else "truncate"
+    step = regroup(batch, 5, layout=layout, fields=rlhf(), responses=responses, overlong=policy)
+    kept = batch["response_mask"]
+    if not split:
+        kept = kept * (batch["attention_mask"].cumsum(1)[:, prompt:] <= 5)
+    restored = step.restore([m.inputs["advantages"] for m in step], span="response")
+    assert torch.equal(restored, batch["advantages"] * kept)
+
+
 def test_a_rows_width_is_its_longest_prompt_and_response_together() -> None:
     batch = rl_batch(np.random.default_rng(0), 5, 7, 9)
     longest = int(batch["attention_mask"].sum(1).max())
