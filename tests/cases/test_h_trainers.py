@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import padless
+from padless.integrations._grpo import GRPOHost
 from padless.integrations._options import PadlessOptions
-from padless.integrations.trl import DPOHost, GRPOHost
+from padless.integrations._trl_hosts import DPOHost
 from support.trainers import sft_rows
 from support.trl_runs import grpo_trainer, sft_trainer
 

@@ -270,6 +270,16 @@ def test_a_ladder_leaves_only_its_widths(tmp_path: Path) -> None:
     assert {width for _, width in counter.shapes} == {16, 40}
 
 
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_same_result(tmp_path: Path) -> None:
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3}
+    options = PadlessOptions(token_budget=160, ladder=(16, 40))
+    host = run_plain(tmp_path, "qwen2", max_steps=3)
+    torch._dynamo.reset()
+    ours = run_plain(tmp_path, "qwen2", padless=options, **compiled)
+    assert_same_run(host, ours)
+
+
 class Packable:
     """Stands in for a leak report that allows packed rows."""
 
