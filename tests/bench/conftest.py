@@ -24,7 +24,7 @@ def small_report(tmp_path_factory, small_workload):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        report = run(small_workload, BenchOptions(models=models, rows=3, calibration_seconds=2.0), progress=told.append)
+        report = run(small_workload, BenchOptions(models=models, rows=3, calibration_seconds=1.0), progress=told.append)
     finally:
         torch.set_num_threads(before)
     assert told

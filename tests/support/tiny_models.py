@@ -11,9 +11,9 @@ QWEN2: dict[str, Any] = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096,
 }  # fmt: skip
 JAMBA: dict[str, Any] = {
-    "model_type": "jamba", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
-    "num_attention_heads": 2, "num_key_value_heads": 1, "attn_layer_period": 4, "attn_layer_offset": 2,
-    "num_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 4096,
+    "model_type": "jamba", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "attn_layer_period": 2, "attn_layer_offset": 1,
+    "num_experts": 2, "num_experts_per_tok": 1, "max_position_embeddings": 4096, "initializer_range": 0.1,
 }  # fmt: skip
 BAMBA: dict[str, Any] = {
     "model_type": "bamba", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -168,7 +169,12 @@ class _Run:
         self.tell(f"{self.built.name}: measuring what a micro-batch costs")
         cost, seconds = self._calibrate()
         self.setting = replace(self.setting, cost=cost)
-        steps, evidence = self._steps(self._names())
+        # What exists now need not be searched for garbage before every step: that takes longer than a small step.
+        gc.freeze()
+        try:
+            steps, evidence = self._steps(self._names())
+        finally:
+            gc.unfreeze()
         arms = {name: self._arm(name, steps[name], evidence, probes) for name in steps if name != ALONE}
         asked = {name: arms[name] for name in self.options.arms}
         return ModelResult(
