@@ -42,7 +42,9 @@ def test_every_public_name_loads_and_is_documented(name: str) -> None:
     assert getattr(padless, name).__doc__
 
 
-@pytest.mark.parametrize("name", ["data", "integrations", "loss", "metrics", "planning", "shapes", "tensors", "verify"])
+@pytest.mark.parametrize(
+    "name", ["data", "integrations", "logits", "loss", "metrics", "planning", "shapes", "tensors", "verify", "windows"]
+)
 def test_every_public_module_loads_as_an_attribute(name: str) -> None:
     assert getattr(padless, name).__name__ == f"padless.{name}"
     assert name in dir(padless)

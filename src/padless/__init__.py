@@ -45,7 +45,7 @@ _LAZY = {
     "regroup": "padless.tensors.regroup",
     "unflatten": "padless.tensors.flatten",
 }
-_MODULES = ("data", "integrations", "loss", "metrics", "planning", "shapes", "tensors", "verify")
+_MODULES = ("data", "integrations", "logits", "loss", "metrics", "planning", "shapes", "tensors", "verify", "windows")
 
 
 def __getattr__(name: str) -> Any:
