@@ -152,7 +152,7 @@ def run_sft(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> di
 
 
 def run_grpo(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> dict[str, Any]:
-    """Steps of 16 completions (4 x 4) of 2 prompts, with a reference model; rollouts are given, not generated."""
+    """Steps of 32 completions (8 x 4) of 4 prompts, with a reference model; rollouts are given, not generated."""
     built = build(setting.model, seed=0)
     model, counter, clock = built.model, Positions(built.model), Clock()
     model.config.pad_token_id, model.config.eos_token_id = 0, 1
@@ -189,7 +189,7 @@ def run_grpo(arm: str, setting: argparse.Namespace, folder: str, seed: int) -> d
         return [(at * 7 % 11) / 11 for at, _ in enumerate(completions)]
 
     arguments = GRPOConfig(
-        **common(folder, setting.steps + 1, 4, 4, seed),
+        **common(folder, setting.steps + 1, 8, 4, seed),
         num_generations=8,
         max_completion_length=setting.response_cap,
         beta=0.04,
@@ -253,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen2", help="a built-in model of padless bench, or a config")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--budget", type=int, default=4096)
     parser.add_argument("--sft-cap", type=int, default=2048, help="longer rows are left out")
     parser.add_argument("--sft-rows", type=int, default=1024)

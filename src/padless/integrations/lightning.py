@@ -70,6 +70,8 @@ class PadlessModuleMixin:
         self.automatic_optimization = False
         options = padless or PadlessOptions()
         self.padless = options if token_budget is None else replace(options, token_budget=token_budget)
+        if self.padless.layout != "padded":
+            raise PadlessError("layout='auto' is not wired into the Lightning mixin: use padless.regroup(report=...)")
         self.padless_figures = Figures()
         self._mode: Mode = choose("loss_mode", loss_mode, MODES)
         self._norm = loss_norm
@@ -169,6 +171,7 @@ class PadlessModuleMixin:
             method=options.method,
             cost=self._cost,
             multiple_of=options.multiple_of,
+            ladder=options.ladder,
             overlong=options.overlong,
             **more,
         )
