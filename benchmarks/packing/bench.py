@@ -185,7 +185,7 @@ def trl(folder: Path, small: bool) -> dict[str, Any]:
 def kills(folder: Path, small: bool) -> dict[str, Any]:
     """Ten SIGKILLs at random points of the work, resumed with other worker counts; hashes against a quiet run."""
     source = write_texts(folder / "rows.jsonl", 30_000, words=60)
-    env = {**os.environ, "PYTHONPATH": str(HERE)}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
 
     def command(out: Path, workers: int) -> list[str]:
         base = [sys.executable, "-m", "padless", "pack", str(source), "--out", str(out), "--capacity", "2048"]
@@ -200,8 +200,9 @@ def kills(folder: Path, small: bool) -> dict[str, Any]:
     rng = random.Random(0)
     done, moments, resumed = folder / "killed", [], 0
     while len(moments) < (3 if small else 10):
-        pattern, most = rng.choice([(".padless/*.npz", 20), ("packs-*", len(wanted) - 3)])
-        target = rng.randrange(most)  # so many files are there: kill, after a moment more
+        # Kill when so many more files are there, after a moment more; with little left the run may end before.
+        pattern = rng.choice([".padless/*.npz", "packs-*"])
+        target = len(list(done.glob(pattern))) + rng.randrange(12)
         process = subprocess.Popen(command(done, rng.choice([0, 1, 2, 3])), stdout=subprocess.DEVNULL, env=env)
         while process.poll() is None and len(list(done.glob(pattern))) <= target:
             time.sleep(0.002)

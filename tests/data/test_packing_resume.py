@@ -259,3 +259,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PadlessError, match=r"cannot write in .*file"):
         pack_files(source, tmp_path / "file" / "out", capacity=64, tokenizer=numbers)
+
+
+def test_a_kill_in_the_middle_of_a_file_leaves_no_trace(tmp_path: Path) -> None:
+    source = write_corpus(tmp_path / "a.jsonl", rows=300)
+    pack_files(source, tmp_path / "fresh", capacity=64, tokenizer=numbers, shard_tokens=256)
+    script = tmp_path / "dies.py"
+    script.write_text(
+        "import os, signal, pyarrow.parquet as pq\n"
+        "write = pq.write_table\n"
+        "def dies(table, sink, **options):\n"
+        "    sink.write(b'half a file')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "pq.write_table = dies\n" + RUN.replace("window=700", "window=16_000_000").replace("time.sleep(0.0004)", "pass")
+    )
+    dead = subprocess.run(
+        [sys.executable, str(script), str(source), str(tmp_path / "out"), "0"], timeout=60, check=False
+    )
+    assert dead.returncode == -signal.SIGKILL
+    assert list((tmp_path / "out" / ".padless").glob(".packs-*.tmp"))
+    script.write_text(RUN.replace("window=700", "window=16_000_000").replace("time.sleep(0.0004)", "pass"))
+    subprocess.run([sys.executable, str(script), str(source), str(tmp_path / "out"), "0"], timeout=60, check=True)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in (tmp_path / "fresh").iterdir()}

@@ -137,7 +137,7 @@ def write_shard(task: ShardTask) -> ShardFacts:
             )
         size = counted.size
 
-    write_atomically(path, write, durable=True)
+    write_atomically(path, write, durable=True, scratch=task.spill)
     target = np.concatenate([[0], np.cumsum(labels != IGNORED)])  # (T + 1,)
     trained = target[ends] - target[ends - lengths]  # (P,)
     facts = ShardFacts(

@@ -156,16 +156,20 @@ def _crc32(path: Path) -> int:
     return checksum
 
 
-def write_atomically(path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False) -> None:
+def write_atomically(
+    path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False, scratch: Path | None = None
+) -> None:
     """Write a file under a temporary name, then rename it: it is there whole, or not at all.
 
     Args:
+        scratch: folder, on the same file system, for the temporary file, which a kill may leave behind; by default
+            the file's own.
         durable: also wait until the disk has it, so that it outlives a power cut.
 
     Raises:
         PadlessError: the disk is full, or the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
         with open(temporary, "wb") as out:
             write(out)

@@ -172,7 +172,7 @@ def pack_files(
             shards, fate = write_shards(found, spill, folder, settings, run, report)
         manifest = _manifest(identity, files, found, shards, fate, settings)
         text = json.dumps(manifest, indent=1).encode() + b"\n"
-        write_atomically(folder / MANIFEST, lambda file: file.write(text), durable=True)
+        write_atomically(folder / MANIFEST, lambda file: file.write(text), durable=True, scratch=spill.folder)
         shutil.rmtree(spill.folder, ignore_errors=True)
     return PackResult(out=folder, manifest=manifest, seconds=time.perf_counter() - began, resumed=resumed)
 
