@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from padless.planning.balance import partition
 from padless.planning.microbatch import microbatch
 from padless.planning.pack import pack
 
-__all__ = ["microbatch", "pack"]
+__all__ = ["microbatch", "pack", "partition"]
