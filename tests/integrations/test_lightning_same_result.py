@@ -69,7 +69,13 @@ def test_the_mixin_stands_before_a_lightning_module_and_needs_token_losses() -> 
 @pytest.mark.timeout(300)
 def test_two_ranks_take_the_steps_of_the_host(tmp_path: Path) -> None:
     outcomes = run_ranks(
-        "support.lightning_runs", "both", 2, kind="jamba", folder=str(tmp_path), ranks=2, mode="seq-mean-token-mean"
+        "support.lightning_runs",
+        "both",
+        2,
+        kind="jamba",
+        folder=str(tmp_path),
+        ranks_asked=2,
+        mode="seq-mean-token-mean",
     )
     for host, ours in outcomes:
         assert host.grad_norms == pytest.approx(ours.grad_norms, rel=2e-4)
