@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import itertools
 from collections.abc import Iterator
 
@@ -111,6 +113,14 @@ def test_plans_are_on_average_within_three_percent_of_the_best_cut() -> None:
         lengths = [np.clip(rng.lognormal(2.5, 0.8, 7), 1, BUDGET).astype(int).tolist() for _ in range(2)]
         ratios.append(makespan(plan_ranks(lengths, request)) / best_by_brute_force(lengths, request))
     assert np.mean(ratios) < 1.03
+
+
+@pytest.mark.parametrize("part", ["plan", "options", "metrics", "balance"])
+def test_the_examples_of_the_parts_that_need_no_verl_run(part: str) -> None:
+    module = importlib.import_module(f"padless.integrations.verl_{part}")
+    result = doctest.testmod(module, optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_equal_inputs_give_equal_plans() -> None:

@@ -92,7 +92,7 @@ def plan_ranks(lengths: Sequence[Any], request: Request) -> list[Plan]:
 
     >>> plans = plan_ranks([[900, 100, 120], [500, 480, 90]], Request(token_budget=1000))
     >>> [[group.tolist() for group in plan] for plan in plans]
-    [[[0], [1, 2]], [[0, 1], [2]]]
+    [[[0], [1, 2]], [[1, 2], [0]]]
     """
     arrays = [np.asarray(rank, dtype=np.int64) for rank in lengths]  # per rank (N_r,)
     ranks = _sort(arrays, request)
