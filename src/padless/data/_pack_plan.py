@@ -202,4 +202,6 @@ def _places(offsets: Index, packs: Index) -> Index:
     """Slots of the chosen packs, in that order."""
     rows = np.diff(offsets)[packs]  # (C,)
     ends = np.cumsum(rows)
-    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(offsets[:-1][packs] - (ends - rows), rows)
+    places: Index = np.arange(int(ends[-1]) if len(ends) else 0)
+    places += np.repeat(offsets[:-1][packs] - (ends - rows), rows)
+    return places

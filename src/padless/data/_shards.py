@@ -106,7 +106,7 @@ def write_shard(task: ShardTask) -> ShardFacts:
             (ends - lengths).astype(np.int32), task.length
         )
     per_token = {"input_ids": columns.pop("input_ids"), "labels": labels, **columns}
-    per_piece = {
+    per_piece: dict[str, npt.NDArray[Any]] = {
         "seq_lengths": task.length,
         "document_ids": task.document,
         "source_files": task.file,
@@ -187,7 +187,7 @@ def _gather(task: ShardTask, name: str) -> npt.NDArray[Any]:
             files[chunk] = (os.open(spill.tokens_path(chunk), os.O_RDONLY), np.dtype(dtype), at)
         same = all(dtype == wanted for _, dtype, _ in files.values())
         if same:
-            _read_into(memoryview(result).cast("B"), task, files, wanted.itemsize)
+            _read_into(result.view(np.uint8).data, task, files, wanted.itemsize)
         else:
             _read_and_convert(result, task, files)
     except OSError as error:
