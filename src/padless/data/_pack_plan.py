@@ -16,7 +16,7 @@ __all__ = ["WINDOW", "Fate", "Packs", "Pieces", "plan_windows"]
 Index = npt.NDArray[np.int64]
 
 WINDOW = 16_000_000
-"""Documents planned at once; a larger corpus is planned in windows (about 60 bytes of memory each)."""
+"""Documents planned at once; a larger corpus is planned in windows (about 80 bytes of memory each)."""
 
 _FULL = 0.995  # a pack emptier than this may wait for the next window
 _CARRY = 8  # at most one in so many of a window's pieces waits
