@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 COLUMNS = {
@@ -35,8 +36,8 @@ Regenerate with `python scripts/models_table.py`.
 """
 
 
-def page(known: dict[str, Any]) -> str:
-    """The whole page."""
+def page(known: dict[str, Any], types: Sequence[str] = ()) -> str:
+    """The whole page; ``types`` are all architectures, to name those that were not measured."""
     versions = known["_versions"]
     rows = {name: row for name, row in sorted(known.items()) if name != "_versions"}
     judged = {name: row for name, row in rows.items() if "verdicts" in row}
@@ -59,6 +60,10 @@ def page(known: dict[str, Any]) -> str:
     ]
     others = {name: row for name, row in rows.items() if name not in judged}
     lines += [f"* {name}: {_plain(row.get('not_built') or row.get('not_run'))}" for name, row in others.items()]
+    missing = [name for name in types if name not in rows]
+    if missing:
+        lines += ["", "## Not measured yet", "", "`python scripts/models_table.py` goes on with these:", ""]
+        lines += [f"* {name}: not measured" for name in missing]
     return "\n".join(lines) + "\n"
 
 

@@ -110,6 +110,9 @@ def main() -> None:
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="add the measurements of these files first")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT / "scripts"))
+    from padless.verify import causal_lm_types
+
+    types = causal_lm_types()
     known: dict[str, Any] = {}
     for path in (options.data, *options.merge):
         if path.exists() and not options.again:
@@ -118,12 +121,9 @@ def main() -> None:
         import torch
         import transformers
 
-        from padless.verify import causal_lm_types
-
         warnings.filterwarnings("ignore")
         transformers.logging.set_verbosity_error()
         torch.set_num_threads(1)
-        types = causal_lm_types()
         print(f"{len(types)} architectures", flush=True)
         known = {name: row for name, row in known.items() if name in types or name == "_versions"}
         known["_versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -133,7 +133,7 @@ def main() -> None:
     if options.data == DATA:
         from models_page import page
 
-        PAGE.write_text(page(known), encoding="utf-8")
+        PAGE.write_text(page(known, types), encoding="utf-8")
 
 
 if __name__ == "__main__":

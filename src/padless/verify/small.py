@@ -58,6 +58,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2},
     "ministral": {"head_dim": 16},
