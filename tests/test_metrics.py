@@ -108,9 +108,10 @@ def test_watch_times_the_wait_and_not_the_work() -> None:
         time.sleep(0.01)
         meter.micro_batch([1], padded_tokens=1)
         meter.step()
-    assert 0.09 <= meter.waiting < 0.12
-    assert 0.12 <= meter.seconds < 0.2
-    assert 0.6 < meter.waiting_share < 0.8
+    # Lower bounds only: a busy machine sleeps longer.
+    assert meter.waiting >= 0.09
+    assert meter.seconds - meter.waiting >= 0.03 - 1e-3
+    assert meter.waiting_share < 1
 
 
 def test_batches_of_tensors_are_counted_by_mask_or_by_segments() -> None:
