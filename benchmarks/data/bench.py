@@ -122,7 +122,7 @@ def quality(lengths: np.ndarray) -> dict[str, Any]:
     arms: dict[str, Any] = {
         "random order, 32 rows": lambda: fixed_rows(rng.permutation(len(lengths)).tolist()),
         "padless step (default)": lambda: padless_steps(lengths),
-        "padless step, overhead 250": lambda: padless_steps(lengths, cost=CostModel(per_microbatch=250)),
+        "padless step, overhead 100": lambda: padless_steps(lengths, cost=CostModel(per_microbatch=100)),
         "padless step, lean": lambda: padless_steps(lengths, method="lean"),
         "padless pool": lambda: padless_steps(lengths, grouping="pool"),
         "padless range": lambda: padless_steps(lengths, grouping="range"),
@@ -173,12 +173,14 @@ def speed(base: np.ndarray, count: int) -> dict[str, Any]:
         for ranks in (1, 8, 64, 512):
             iterator = iter(TokenBudgetSampler(lengths, ranks=ranks, grouping=grouping, **common))
             next(iterator)
-            began, steps = time.process_time(), 0
-            while time.process_time() - began < 1.0:
-                steps = next(iterator).step
-            seconds = time.process_time() - began
-            rates.setdefault(grouping, {})[str(ranks)] = steps * PER_STEP / seconds
-            print(grouping, ranks, f"{steps * PER_STEP / seconds / 1e6:.2f} M sequences/s", flush=True)
+            best = 0.0
+            for _ in range(8):  # the best of several short windows: other load on the machine only slows
+                began, first, steps = time.process_time(), next(iterator).step, 0
+                while time.process_time() - began < 0.15:
+                    steps = next(iterator).step
+                best = max(best, (steps - first) * PER_STEP / (time.process_time() - began))
+            rates.setdefault(grouping, {})[str(ranks)] = best
+            print(grouping, ranks, f"{best / 1e6:.2f} M sequences/s", flush=True)
     return {**told, "sequences_per_second": rates}
 
 
