@@ -47,7 +47,7 @@ loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator())
         else f'padless=PadlessOptions(token_budget={budget}, method="{method}")'
     )
     name = "with_padless" if method == "balanced" else "PadlessOptions, with_padless"
-    return {
+    made = {
         "pytorch": sampler + "\n# sampler.at_step_boundary says when to call optimizer.step()",
         "transformers": f"""\
 from transformers import Trainer
@@ -66,9 +66,27 @@ actor_rollout_ref.model.use_remove_padding=False
 actor_rollout_ref.actor.use_dynamic_bsz=True
 actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}
 actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget}""",
-        "lightning": sampler
-        + "\n# trainer = lightning.Trainer(use_distributed_sampler=False, ...): the sampler knows the ranks",
+        "lightning": _lightning(options, per_rank) if grouping == "step" else sampler + _OWN_RANKS,
     }
+    if grouping != "step":
+        for name in ("transformers", "trl", "verl"):
+            made[name] = f"# steps are drawn by the trainer here: regrouped inside, without {grouping}\n" + made[name]
+    return made
+
+
+_OWN_RANKS = "\n# trainer = lightning.Trainer(use_distributed_sampler=False, ...): the sampler knows the ranks"
+
+
+def _lightning(options: str, per_rank: int) -> str:
+    needed = "PadlessModuleMixin" + (", PadlessOptions" if "PadlessOptions" in options else "")
+    return f"""\
+import lightning
+from padless.integrations.lightning import {needed}
+
+class Module(PadlessModuleMixin, lightning.LightningModule):
+    def token_losses(self, inputs): ...  # cross entropy of each token, not reduced
+
+module = Module({options})  # one batch of the loader ({per_rank} rows on each rank) is an optimizer step"""
 
 
 def _packed(setup: Setup) -> dict[str, str]:
