@@ -202,7 +202,7 @@ def _write(report: BenchReport, as_json: str | None, html: Path | None, only_jso
 def _show(report: BenchReport) -> None:
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)
+        console = Console(width=132)
     work = report.workload
     console.print(
         f"[bold]{work['name']}[/]: {work['sequences']} sequences, {work['real_tokens']:,} tokens, longest"
@@ -219,7 +219,7 @@ def _show(report: BenchReport) -> None:
 
 
 def _times(name: str, found: ModelResult) -> Table:
-    table = Table(title=f"{name}: one optimizer step", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(title=f"{name}: one optimizer step", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", style="bold", no_wrap=True)
     for header in ("step", "spread", "vs fixed", "/ packed", "recovered", "occupancy", "micros", "tokens/s",
                    "peak MiB", "overhead"):  # fmt: skip
