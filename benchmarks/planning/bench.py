@@ -156,11 +156,21 @@ def balance(pools: dict[str, np.ndarray]) -> dict[str, Any]:
     for seed in range(5):
         lengths = np.random.default_rng(seed).choice(pools["mix_rl_gsm8k_heavy"], 512)
         sums = np.bincount(partition(lengths, 64, equal_counts=True), weights=lengths)
-        down = np.sort(lengths)
-        bound = max(sums.mean(), down[-1] + down[:7].sum())
+        bound = max(sums.mean(), equal_counts_bound(lengths, 64))
         result["equal_counts"].append({"over_mean": sums.max() / sums.mean() - 1, "bound": bound / sums.mean() - 1})
     print(result, flush=True)
     return result
+
+
+def equal_counts_bound(lengths: np.ndarray, parts: int) -> float:
+    """The j longest share parts with the shortest there are, or two of them share one; no equal division is better."""
+    down, up = np.sort(lengths)[::-1], np.sort(lengths)
+    top, low, beside = np.cumsum(down), np.cumsum(up), len(lengths) // parts - 1
+    bounds = [top[0] + low[beside - 1]]
+    for j in range(2, parts + 1):
+        apart = (top[j - 1] + low[beside * j - 1]) / j
+        bounds.append(min(apart, down[j - 2] + down[j - 1] + low[beside - 2]))
+    return float(max(bounds))
 
 
 def random_draws(pools: dict[str, np.ndarray], draws: int) -> dict[str, Any]:
@@ -272,21 +282,27 @@ def main() -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=HERE
     )
-    result = {
+    result: dict[str, Any] = {
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "numpy": np.__version__, "padless": padless.__version__},
         "commit": commit.stdout.strip(),
+        "quick": options.quick,
         "load": os.getloadavg(),
         "missing_peers": missing,
-        "first_call": first_call(),
-        "microbatch": microbatch_quality(pools, 5 if options.quick else 20),
-        "packs": pack_quality(pools, peers),
-        "balance": balance(pools),
-        "pack_speed": pack_speed(peers, [10_000, 100_000, 1_000_000] + ([] if options.quick else [10_000_000])),
-        "large": large(pools, options.quick),
-        "random_draws": random_draws(pools, 300 if options.quick else 10_000),
     }
-    Path(options.json).write_text(json.dumps(result, indent=1, default=float) + "\n")
+    sizes = [10_000, 100_000, 1_000_000] + ([] if options.quick else [10_000_000])
+    sections: dict[str, Callable[[], Any]] = {
+        "first_call": first_call,
+        "microbatch": lambda: microbatch_quality(pools, 5 if options.quick else 20),
+        "packs": lambda: pack_quality(pools, peers),
+        "balance": lambda: balance(pools),
+        "pack_speed": lambda: pack_speed(peers, sizes),
+        "large": lambda: large(pools, options.quick),
+        "random_draws": lambda: random_draws(pools, 300 if options.quick else 10_000),
+    }
+    for name, section in sections.items():
+        result[name] = section()
+        Path(options.json).write_text(json.dumps(result, indent=1, default=float) + "\n")
 
 
 if __name__ == "__main__":
