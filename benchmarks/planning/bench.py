@@ -3,7 +3,7 @@
     PADLESS_DATA=FOLDER python benchmarks/planning/bench.py [--quick] [--peers FOLDER] [--json FILE]
 
 ``FOLDER`` of PADLESS_DATA holds ``lengths.npz`` (measured lengths). Peers are used as their packages ship them:
-those of the environment, and those that ``pip install --no-deps --target FOLDER axolotl llamafactory verl`` puts
+those of the environment, and those that ``pip install --no-deps --target FOLDER axolotl llamafactory`` puts
 into ``--peers``. A peer that cannot be imported is named in the result with the reason.
 """
 
@@ -225,7 +225,7 @@ def find_peers(folder: str | None) -> tuple[dict[str, Callable[..., int]], dict[
         sys.path.append(folder)
     found: dict[str, Callable[..., int]] = {}
     missing: dict[str, str] = {
-        "NeMo-RL, Megatron-Bridge, fairseq, lhotse, histogram packing": "not run here: no package that installs alone"
+        "verl, grain, NeMo-RL, Megatron-Bridge, fairseq, lhotse, transformers, histogram packing": "this benchmark has no adapter for them yet"
     }
     for name, make in (("trl bfd", _trl), ("axolotl multipack", _axolotl), ("llama-factory knapsack", _llama_factory)):
         try:
