@@ -225,7 +225,7 @@ def find_peers(folder: str | None) -> tuple[dict[str, Callable[..., int]], dict[
         sys.path.append(folder)
     found: dict[str, Callable[..., int]] = {}
     missing: dict[str, str] = {
-        "verl, grain, NeMo-RL, Megatron-Bridge, fairseq, lhotse, transformers, histogram packing": "this benchmark has no adapter for them yet"
+        "verl, grain, NeMo-RL, Megatron-Bridge, fairseq, lhotse, transformers, histogram packing": "no adapter here yet"
     }
     for name, make in (("trl bfd", _trl), ("axolotl multipack", _axolotl), ("llama-factory knapsack", _llama_factory)):
         try:
