@@ -288,7 +288,7 @@ class Packable:
     def allows(self, layout: str) -> bool:
         return True
 
-    def explain(self) -> str:
+    def explain(self, layout: str | None = None) -> str:
         return ""
 
 

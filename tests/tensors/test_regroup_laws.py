@@ -417,7 +417,7 @@ class Verdicts:
     def allows(self, layout: str) -> bool:
         return layout in self.allowed
 
-    def explain(self) -> str:
+    def explain(self, layout: str | None = None) -> str:
         return "packed-position-ids leaks: 0.3 between sequences."
 
 
@@ -425,8 +425,11 @@ def test_auto_takes_the_reports_best_and_a_leaking_layout_needs_unsafe() -> None
     batch = {"input_ids": torch.ones(2, 4, dtype=torch.long), "attention_mask": torch.ones(2, 4, dtype=torch.long)}
     leaky = Verdicts("right-padded-no-mask", "right-padded", "right-padded-no-mask")
     assert regroup(batch, 8, layout="auto", report=leaky).layout == "right-padded-no-mask"
-    assert regroup(batch, 8, layout="auto", report=Verdicts(None)).layout == "right-padded"
-    assert regroup(batch, 8, layout="auto", report=Verdicts("left-padded")).layout == "right-padded"
+    left = Verdicts("left-padded", "left-padded", "right-padded")
+    assert regroup(batch, 8, layout="auto", report=left).layout == "right-padded"
+    with pytest.raises(PadlessError, match="no layout is known to be exact"):
+        regroup(batch, 8, layout="auto", report=Verdicts(None))
+    assert regroup(batch, 8, layout="auto", report=Verdicts(None), unsafe=True).unsafe
     with pytest.raises(PadlessError, match=r"leaks: 0\.3 between sequences"):
         regroup(batch, 8, layout="packed", report=leaky)
     forced = regroup(batch, 8, layout="packed", report=leaky, unsafe=True)

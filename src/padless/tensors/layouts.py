@@ -37,8 +37,8 @@ class LayoutVerdicts(Protocol):
     def allows(self, layout: str) -> bool:
         """True where the layout is exact."""
 
-    def explain(self) -> str:
-        """Which layouts are exact, in words."""
+    def explain(self, layout: str | None = None) -> str:
+        """Which layouts are exact, in words; or what is wrong with one of them."""
 
 
 def packed_layout(name: str) -> str:
@@ -50,21 +50,27 @@ def packed_layout(name: str) -> str:
 def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> tuple[str, bool]:
     """The layout to use, and whether it is used against the report's verdict.
 
-    ``"auto"`` takes the report's best, or right padding, which is exact for nearly every model. A layout asked for by
-    name that the report does not allow raises, unless ``unsafe``.
+    ``"auto"`` takes the report's best, or right padding where the best is a layout that is not made here. A layout
+    that the report does not allow raises, unless ``unsafe``.
     """
     if name == "auto":
         if report is None:
             raise PadlessError("layout='auto' needs report=check_layouts(model); or name a layout, such as 'padded'")
         best = report.best
-        return (best if best in LAYOUTS else "right-padded"), False
+        if best in LAYOUTS or report.allows("right-padded"):
+            return (best if best in LAYOUTS else "right-padded"), False
+        if unsafe:
+            return "right-padded", True
+        raise PadlessError(
+            f"no layout is known to be exact for this model: {report.explain()} Pass unsafe=True to go on right padded"
+        )
     choose("layout", name, ("auto", *_SHORT, *LAYOUTS))
     full = _SHORT.get(name, name)
     if report is None or report.allows(full):
         return full, False
     if not unsafe:
         raise PadlessError(
-            f"layout={name!r} is not exact for this model: {report.explain()} Use layout='auto', or unsafe=True to go"
+            f"layout={name!r} is not exact for this model: {report.explain(full)} Use layout='auto', or unsafe=True to go"
             " on regardless"
         )
     return full, True
