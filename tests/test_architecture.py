@@ -29,7 +29,6 @@ LAYERS = {
     "exchange": 2,
     "accumulate": 2,
     "windows": 2,
-    "windows": 2,
     "data": 3,
     "verify": 3,
     "metrics": 3,

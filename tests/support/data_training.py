@@ -54,7 +54,7 @@ def sampler_of(data: list[dict[str, Any]], grouping: str, **ranks: int) -> Token
 
 
 def train(folder: str, grouping: str, epochs: int = 2, die_after: int | None = None) -> dict[str, Any]:
-    """Train from the folder's checkpoint, if there is one; SIGKILL on every rank in mid-step, after some micro-batches."""
+    """Train from the folder's checkpoint, if there is one; SIGKILL on every rank in mid-step."""
     distributed = int(os.environ.get("WORLD_SIZE", 1)) > 1
     if distributed:
         dist.init_process_group("gloo")

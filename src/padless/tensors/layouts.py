@@ -70,8 +70,8 @@ def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> 
         return full, False
     if not unsafe:
         raise PadlessError(
-            f"layout={name!r} is not exact for this model: {report.explain(full)} Use layout='auto', or unsafe=True to go"
-            " on regardless"
+            f"layout={name!r} is not exact for this model: {report.explain(full)} Use layout='auto',"
+            " or unsafe=True to go on regardless"
         )
     return full, True
 
