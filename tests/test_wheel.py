@@ -58,7 +58,7 @@ def test_the_installed_wheel_plans_and_has_a_command(wheel: Path, tmp_path: Path
     assert done.stdout.strip() == "19"
     command = (
         f"import sys, runpy; sys.path.insert(0, {str(target)!r});"
-        "sys.argv = ['padless', '--version']; runpy.run_module('padless')"
+        "sys.argv = ['padless', '--version']; runpy.run_module('padless', run_name='__main__')"
     )
     shown = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path

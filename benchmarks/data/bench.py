@@ -122,7 +122,7 @@ def quality(lengths: np.ndarray) -> dict[str, Any]:
     arms: dict[str, Any] = {
         "random order, 32 rows": lambda: fixed_rows(rng.permutation(len(lengths)).tolist()),
         "padless step (default)": lambda: padless_steps(lengths),
-        "padless step, overhead 100": lambda: padless_steps(lengths, cost=CostModel(per_microbatch=100)),
+        "padless step, overhead 500": lambda: padless_steps(lengths, cost=CostModel(per_microbatch=500)),
         "padless step, lean": lambda: padless_steps(lengths, method="lean"),
         "padless pool": lambda: padless_steps(lengths, grouping="pool"),
         "padless range": lambda: padless_steps(lengths, grouping="range"),

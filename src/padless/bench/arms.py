@@ -142,6 +142,7 @@ def group(arm: str, batch: Batch, setting: Setting) -> Grouping:
         return _Alone(batch)
     if arm == "fixed":
         return _Fixed(batch, setting)
+    batch = _unpositioned(batch)
     if arm == "truncate":
         return _Truncated(batch, setting)
     if arm == "packed":
@@ -201,7 +202,7 @@ class _Truncated(_Rows):
         return torch.cat([self.made[i].restore(value, span="response") for i, value in enumerate(values)])
 
     def again(self, batch: Batch) -> Grouping:
-        return _Truncated(batch, self.setting)
+        return _Truncated(_unpositioned(batch), self.setting)
 
 
 class _Regrouped:
@@ -222,7 +223,7 @@ class _Regrouped:
         return self.step.restore(values, span="response")
 
     def again(self, batch: Batch) -> Grouping:
-        return _Regrouped(batch, self.setting, method=self.method, plan=self.step.plan)
+        return _Regrouped(_unpositioned(batch), self.setting, method=self.method, plan=self.step.plan)
 
 
 class _Packed:
@@ -252,7 +253,7 @@ class _Packed:
         return self.step.restore(values, span="response")
 
     def again(self, batch: Batch) -> Grouping:
-        return _Packed(batch, self.setting, plan=self.step.plan)
+        return _Packed(_unpositioned(batch), self.setting, plan=self.step.plan)
 
 
 class _Alone:
@@ -299,6 +300,11 @@ def _padded(inputs: Batch, lengths: np.ndarray[Any, Any], setting: Setting) -> M
         rows=rows,
         width=width,
     )
+
+
+def _unpositioned(batch: Batch) -> Batch:
+    """Without position ids: right-padded rows count from 0 by themselves, and `regroup` makes those of packed rows."""
+    return {name: value for name, value in batch.items() if name != "position_ids"}
 
 
 def _fields(inputs: Batch) -> Batch:

@@ -18,8 +18,8 @@ __all__ = ["BUILT_IN", "Built", "build", "pick_device", "pick_dtype"]
 
 def _qwen2() -> dict[str, Any]:
     return {
-        "model_type": "qwen2", "vocab_size": 2048, "hidden_size": 192, "intermediate_size": 512,
-        "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+        "model_type": "qwen2", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704,
+        "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,19 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from padless.bench.arms import ALONE, ARMS, MASKED, Setting, group, pick_arms
+from padless.bench.arms import ALONE, ARMS, MASKED, Micro, Setting, group, pick_arms
 from padless.bench.batch import Batch, add_rollout, make_batch
 from padless.bench.equality import LIMITS, Evidence, Limits, Probe, alone_log_probs, probe_layouts
-from padless.bench.log_probs import token_log_probs
 from padless.bench.measure import machine, versions
 from padless.bench.models import Built, build, pick_device, pick_dtype
 from padless.bench.results import ArmResult, BenchReport, ModelResult
 from padless.bench.scan import linear_scan
-from padless.bench.step import OPTIMIZER, Step, Trajectory, copy_of, run_step
+from padless.bench.step import OPTIMIZER, Step, Trajectory, copy_of, forward_backward, run_step
 from padless.bench.workloads import Workload
 from padless.cost import DEFAULT_COST, CostModel
 from padless.errors import PadlessError
 from padless.lengths import positive_int
+from padless.loss import Denominators
 
 __all__ = ["BenchOptions", "run"]
 
@@ -36,6 +37,9 @@ _PROBED = 8
 _UPDATES = 3
 """Optimizer steps after which parameters are compared."""
 
+_QUICK, _MORE = 0.2, 6
+"""Arms under this share of the slowest's time run so many more steps, as far as they fit the time of one slow step."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
@@ -46,7 +50,7 @@ class BenchOptions:
         arms: names from `padless.bench.arms.ALL_ARMS`.
         rows: rows of a micro-batch in ``fixed`` and ``truncate``.
         token_budget: most padded tokens of a micro-batch in the others; ``None`` takes one row of ``fixed``.
-        repeats: optimizer steps of each arm, one of each in turn; the time is their median.
+        repeats: optimizer steps of each arm, one of each in turn; quick arms run a few more. The time is their median.
         device, dtype: where and in what precision.
         seed: of weights; the workload has its own.
         masks: also time ``truncate``, ``greedy`` and ``balanced`` with an attention mask.
@@ -64,7 +68,7 @@ class BenchOptions:
     seed: int = 0
     masks: bool = True
     checkpointing: bool = False
-    calibration_seconds: float = 10.0
+    calibration_seconds: float = 6.0
 
     def checked(self, workload: Workload) -> BenchOptions:
         """The same with every value checked and the token budget filled in."""
@@ -221,14 +225,10 @@ class _Run:
         vocabulary = self.built.vocabulary
 
         def step(rows: int, width: int) -> None:
-            ids = torch.randint(0, vocabulary, (rows, width), device=self.options.device)
-            inputs: Batch = {"input_ids": ids}
-            if not self.setting.no_mask:
-                inputs["attention_mask"] = torch.ones_like(ids)
+            micro = _stand_in(rows, width, vocabulary, device=self.options.device, mask=not self.setting.no_mask)
             with torch.no_grad():
-                token_log_probs(self.reference(**inputs, use_cache=False).logits, ids)
-            values = token_log_probs(policy(**inputs, use_cache=False).logits, ids)
-            values.mean().backward()  # type: ignore[no-untyped-call]
+                micro.log_probs(self.reference)
+            forward_backward(micro, policy, Denominators(targets=rows * width, sequences=rows))
             if self.options.device == "cuda":
                 torch.cuda.synchronize()
 
@@ -241,7 +241,7 @@ class _Run:
                 shapes=shapes,
                 max_rows=max(rows for rows, _ in shapes),
                 max_width=max(width for _, width in shapes),
-                repeats=2,
+                repeats=4,
                 max_seconds=self.options.calibration_seconds,
             )
         except PadlessError:  # no two shapes in the time allowed: the report says which costs were used
@@ -260,7 +260,7 @@ class _Run:
         for repeat in range(self.options.repeats):
             turn = repeat % len(names)
             for name in [*names[turn:], *names[:turn], ALONE]:
-                if name == ALONE and repeat >= last:
+                if repeat >= self._most(name, last):
                     continue
                 self.tell(f"{self.built.name}: {name}, step {repeat + 1} of {self.options.repeats}")
                 trajectory = trajectories[name]
@@ -273,7 +273,30 @@ class _Run:
                 if repeat + 1 == last:
                     evidence[name] = replace(evidence[name], update=trajectory.update())
                 steps[name].append(replace(step, evidence=None))
+        if self.options.repeats > 1:
+            self._more_of_the_quick(steps, trajectories)
         return steps, evidence
+
+    def _most(self, name: str, updates: int) -> int:
+        """Steps of an arm: those run for comparison only need no more than that takes."""
+        if name == ALONE:
+            return updates
+        return self.options.repeats if name in self.options.arms else min(2, self.options.repeats)
+
+    def _more_of_the_quick(self, steps: dict[str, list[Step]], trajectories: dict[str, Trajectory]) -> None:
+        """More steps of the arms that take a small part of the slowest's time: theirs is the closest comparison."""
+        usual = {name: statistics.median(step.total for step in steps[name]) for name in self.options.arms}
+        slowest = max(usual.values())
+        quick = [name for name in self.options.arms if usual[name] < _QUICK * slowest]
+        rounds = min(_MORE, int(slowest / sum(usual[name] for name in quick))) if len(quick) > 1 else 0
+        for more in range(rounds):
+            turn = more % len(quick)
+            for name in [*quick[turn:], *quick[:turn]]:
+                self.tell(f"{self.built.name}: {name}, step {len(steps[name]) + 1}")
+                trajectories[name].begin()
+                steps[name].append(
+                    run_step(name, trajectories[name], self.batch, self.setting, device=self.options.device)
+                )
 
     def _sharing(self) -> dict[str, Any]:
         return {"policy": self.policy, "checkpointing": self.options.checkpointing}
@@ -354,6 +377,19 @@ def _leaks(probes: dict[str, Probe], arms: dict[str, ArmResult], setting: Settin
             if twin in arms and arm in arms
         }
     return leaks
+
+
+def _stand_in(rows: int, width: int, vocabulary: int, *, device: str, mask: bool) -> Micro:
+    """A micro-batch of random tokens with all the fields that the loss reads."""
+    ids = torch.randint(0, vocabulary, (rows, width), device=device)
+    inputs: Batch = {"input_ids": ids}
+    if mask:
+        inputs["attention_mask"] = torch.ones_like(ids)
+    fields = {name: torch.zeros(rows, width, device=device) for name in ("old_log_probs", "ref_log_probs")}
+    ones = {name: torch.ones(rows, width, device=device) for name in ("response_mask", "advantages")}
+    return Micro(
+        inputs=inputs, fields={**fields, **ones}, lengths=(width,) * rows, starts=(0,) * rows, rows=rows, width=width
+    )
 
 
 def _shapes(lengths: np.ndarray[Any, Any], budget: int) -> list[tuple[int, int]]:

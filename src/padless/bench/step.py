@@ -27,6 +27,10 @@ OPTIMIZER = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.01
 of threads already disagree there."""
 
 
+_TRAINING_ONLY = ("advantages", "old_log_probs")
+"""Fields that the frozen model's forward pass is not given, in any arm."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """What one optimizer step cost, and what it computed where it was asked to keep that.
@@ -150,7 +154,7 @@ def run_step(
             with clock("overhead"):
                 micro = groups.micro(index)
             with clock("train"):
-                log_probs, loss = _forward_backward(micro, trajectory.policy, denominator)
+                log_probs, loss = forward_backward(micro, trajectory.policy, denominator)
                 total += loss
             if keep:
                 trains.append(log_probs)
@@ -185,7 +189,8 @@ def _reference_pass(
 ) -> tuple[Grouping, torch.Tensor]:
     """Log-probabilities under the frozen model: (N, R)."""
     with clock("overhead"):
-        groups = group(arm, batch, setting)
+        needed = {name: value for name, value in batch.items() if name not in _TRAINING_ONLY}
+        groups = group(arm, needed, setting)
     outputs = []
     for index in range(len(groups)):
         with clock("overhead"):
@@ -199,7 +204,8 @@ def _reference_pass(
         return groups, groups.restore(outputs)
 
 
-def _forward_backward(micro: Micro, policy: Any, denominator: Denominators) -> tuple[torch.Tensor, torch.Tensor]:
+def forward_backward(micro: Micro, policy: Any, denominator: Denominators) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and loss of a micro-batch, its gradient added to the policy's."""
     log_probs = micro.log_probs(policy)
     loss = policy_loss(log_probs, micro.fields, denominator)
     with micro.backward_context(policy):

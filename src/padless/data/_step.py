@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from padless.cost import DEFAULT_COST, CostModel
+from padless.cost import CostModel
 from padless.data._epoch import Corpus, Members
 from padless.errors import PadlessError
 from padless.plan import Plan
@@ -19,7 +19,7 @@ from padless.planning.items import Rounding
 from padless.planning.lean import lean_groups
 from padless.planning.microbatch import microbatch
 
-__all__ = ["GROUPING_METHODS", "Grouper", "GroupingMethod", "MicroBatch", "StepPlan", "split_parts"]
+__all__ = ["GROUPING_METHODS", "SAMPLER_COST", "Grouper", "GroupingMethod", "MicroBatch", "StepPlan", "split_parts"]
 
 Index = npt.NDArray[np.int64]
 GroupingMethod = Literal["fixed", "greedy", "balanced", "lean"]
@@ -111,6 +111,11 @@ class StepPlan:
         )
 
 
+SAMPLER_COST = CostModel(per_microbatch=100.0, source="default")
+"""Where no cost is given, samplers take a fixed cost of 100 tokens: on supervised mixes less padding for practically
+the same modelled time, even where the fixed cost is the planners' default of 500 (benchmarks/data)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouper:
     """How the sequences of a step are grouped: the options of `padless.microbatch`."""
@@ -120,7 +125,7 @@ class Grouper:
     multiple_of: int
     max_sequences: int | None
     microbatches_multiple_of: int
-    cost: CostModel | None
+    cost: CostModel
     ladder: tuple[int, ...] | None = None
     in_order: bool = False
 
@@ -181,7 +186,7 @@ class Grouper:
                 multiple_of=self.multiple_of,
                 max_sequences=self.max_sequences,
                 every=self.microbatches_multiple_of,
-                cost=self.cost or DEFAULT_COST,
+                cost=self.cost,
             )
         atoms = None if corpus.units is None else members.units
         plan = self.microbatch(lengths, self.token_budget, ranks=ranks, max_sequences=self.max_sequences, atoms=atoms)
@@ -219,7 +224,7 @@ class Grouper:
         over = (padded > self.token_budget) & (rows > 1)
         if over.any() or (self.max_sequences is not None and rows.max() > self.max_sequences):
             return None
-        costs = (self.cost or DEFAULT_COST).padded(rows, widths)
+        costs = (self.cost).padded(rows, widths)
         first = np.argsort(-costs, kind="stable")
         sizes = np.zeros(members.places * ranks, dtype=np.int64)
         sizes[: len(rows)] = rows[first]

@@ -16,7 +16,7 @@ from padless.data._diagnostics import Diagnostics
 from padless.data._epoch import Corpus, Members
 from padless.data._ranks import find_ranks
 from padless.data._state import FORMAT, fingerprint, refuse_if_different
-from padless.data._step import GROUPING_METHODS, Grouper, GroupingMethod, StepPlan, split_parts
+from padless.data._step import GROUPING_METHODS, SAMPLER_COST, Grouper, GroupingMethod, StepPlan, split_parts
 from padless.errors import PadlessError, choose
 from padless.lengths import as_lengths, positive_int
 from padless.planning.bucket import mix
@@ -164,7 +164,7 @@ class PooledStream(IterableDataset[Any]):
             multiple_of=combine_multiples(multiple_of),
             max_sequences=None if max_sequences is None else positive_int(max_sequences, name="max_sequences"),
             microbatches_multiple_of=positive_int(microbatches_multiple_of, name="microbatches_multiple_of"),
-            cost=cost,
+            cost=cost or SAMPLER_COST,
             in_order=not shuffle,
         )
         self.ranks, self.rank, _ = find_ranks(ranks, rank)
@@ -401,7 +401,7 @@ class PooledStream(IterableDataset[Any]):
                 "max_sequences": group.max_sequences,
                 "microbatches_multiple_of": group.microbatches_multiple_of,
                 "shuffle": not group.in_order,
-                "cost": None if group.cost is None else group.cost.to_dict(),
+                "cost": group.cost.to_dict(),
             },
         }
 

@@ -155,9 +155,12 @@ def _collect(runner: Runner, mode: Mode, feeds: Sequence[Feed], seed: int) -> li
 
 
 def _randomise(model: nn.Module, seed: int) -> None:
+    """Move the trainable weights. Frozen ones may be part of the architecture, such as RoFormer's table of sines."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue
             noise = torch.randn(parameter.shape, generator=generator).to(parameter)
             if parameter.dim() >= 2:
                 parameter.add_(noise / max(1, parameter.shape[-1]) ** 0.5)
