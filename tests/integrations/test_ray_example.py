@@ -20,7 +20,7 @@ def run_example(name: str, *arguments: object) -> str:
         text=True,
         timeout=200,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"},  # not a cluster that another test runs
     )
     assert told.returncode == 0, told.stderr
     return told.stdout
