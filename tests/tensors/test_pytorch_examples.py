@@ -17,12 +17,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def losses(*command: str) -> list[list[float]]:
     run = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240, cwd=EXAMPLES)
     assert run.returncode == 0, run.stderr[-2000:]
-    lines = [line for line in run.stdout.splitlines() if "loss" in line]
     found: dict[str, list[float]] = {}
-    for line in lines:
-        number = re.search(r"loss ([0-9.]+)", line)
-        assert number is not None
-        found.setdefault(line.split("loss")[0], []).append(float(number[1]))
+    # By match, not by line: two processes that share a pipe may print on one line.
+    for rank, loss in re.findall(r"(rank \d+: |)loss ([0-9.]+)", run.stdout):
+        found.setdefault(rank, []).append(float(loss))
     return list(found.values())
 
 
