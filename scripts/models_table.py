@@ -2,17 +2,20 @@
 
     python scripts/models_table.py                     # all of them; an hour or less on one core
     python scripts/models_table.py --only qwen2 jamba  # these again, the rest as it was
+    python scripts/models_table.py --dtype bfloat16    # then the same models in half precision, beside the first
     python scripts/models_table.py --render            # the page from docs/models.json, nothing measured
     python scripts/models_table.py --part 0/4 --data /tmp/part0.json   # a quarter, to run four side by side
 
 Each architecture is built small with random weights by `padless.verify.build_small`, judged by `check_layouts`, and
-compared with a slow float64 reference. What was measured is kept in docs/models.json, one line for each architecture,
-and a run that is stopped goes on where it was.
+compared with a slow float64 reference. In bfloat16 it is built and judged again; the reference is the same one, because
+which tokens may influence which is a matter of the architecture, not of the precision. What was measured is kept in
+docs/models.json, one line for each architecture, and a run that is stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import signal
 import sys
@@ -34,6 +37,7 @@ LAYOUTS = (
     "packed-block-mask-bool",
 )
 LIMIT_SECONDS = 400
+HALF = ("bfloat16",)
 
 
 def measure(model_type: str) -> dict[str, Any]:
@@ -74,7 +78,26 @@ def measure(model_type: str) -> dict[str, Any]:
     return row
 
 
-def sweep(types: list[str], known: dict[str, Any], path: Path) -> None:
+def measure_half(model_type: str, dtype: str) -> dict[str, Any]:
+    """Verdicts of one architecture in half precision, at its default initialisation."""
+    from padless.verify import build_small, check_layouts
+
+    try:
+        model = build_small(model_type, dtype=dtype)
+        started = time.process_time()
+        report = check_layouts(model, layouts=LAYOUTS, seeds=(0,), cache=False)
+    except TimeoutError:
+        raise
+    except Exception as error:
+        return {"not_run": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    return {
+        "cpu_seconds": round(time.process_time() - started, 1),
+        "verdicts": {name: result.verdict for name, result in report.layouts.items()},
+        "why": {n: r.why for n, r in report.layouts.items() if r.verdict in ("inconclusive", "unsupported")},
+    }
+
+
+def sweep(types: list[str], known: dict[str, Any], path: Path, dtype: str) -> None:
     """Measure ``types`` into ``known``, saved after each."""
 
     def stop(*_: object) -> None:
@@ -84,13 +107,28 @@ def sweep(types: list[str], known: dict[str, Any], path: Path) -> None:
     for number, model_type in enumerate(types, 1):
         signal.alarm(LIMIT_SECONDS)
         try:
-            known[model_type] = measure(model_type)
+            row = measure(model_type) if dtype == "float32" else measure_half(model_type, dtype)
         except TimeoutError as error:
-            known[model_type] = {"not_run": str(error)}
+            row = {"not_run": str(error)}
         finally:
             signal.alarm(0)
+        if dtype == "float32":
+            known[model_type] = {
+                **row,
+                **{key: known[model_type][key] for key in HALF if key in known.get(model_type, {})},
+            }
+        else:
+            known[model_type][dtype] = row
         save(known, path)
-        print(f"{number}/{len(types)} {model_type}", known[model_type].get("verdicts") or known[model_type], flush=True)
+        gc.collect()  # graphs of the last model, before the next one is built
+        print(f"{number}/{len(types)} {model_type}", row.get("verdicts") or row, flush=True)
+
+
+def due(types: list[str], known: dict[str, Any], dtype: str) -> list[str]:
+    """Architectures that are not measured yet; in half precision, those that could be measured in single."""
+    if dtype == "float32":
+        return [name for name in types if name not in known]
+    return [name for name in types if "verdicts" in known.get(name, {}) and dtype not in known[name]]
 
 
 def save(known: dict[str, Any], path: Path) -> None:
@@ -105,6 +143,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="TYPE", help="measure these again")
     parser.add_argument("--again", action="store_true", help="forget what is known and measure all")
     parser.add_argument("--render", action="store_true", help="write the page only")
+    parser.add_argument("--dtype", choices=("float32", *HALF), default="float32", help="of the models")
     parser.add_argument("--part", metavar="I/N", default="0/1", help="every Nth architecture, from the Ith")
     parser.add_argument("--data", type=Path, default=DATA, help="where measurements are kept")
     parser.add_argument("--merge", type=Path, nargs="+", default=[], help="add the measurements of these files first")
@@ -124,11 +163,12 @@ def main() -> None:
         warnings.filterwarnings("ignore")
         transformers.logging.set_verbosity_error()
         torch.set_num_threads(1)
-        print(f"{len(types)} architectures", flush=True)
         known = {name: row for name, row in known.items() if name in types or name == "_versions"}
         known["_versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
         first, parts = (int(number) for number in options.part.split("/"))
-        sweep(options.only or [name for name in types[first::parts] if name not in known], known, options.data)
+        chosen = options.only or due(types[first::parts], known, options.dtype)
+        print(f"{len(chosen)} to measure in {options.dtype}", flush=True)
+        sweep(chosen, known, options.data, options.dtype)
     save(known, options.data)
     if options.data == DATA:
         from models_page import page

@@ -37,6 +37,10 @@ class Decoder(nn.Module):
         documents = begins.cumsum(1)
         if attention_mask is not None:  # padded rows: one document, holes and padding left out
             documents = torch.where(attention_mask > 0, 1, 0)
+        if self.broken == "one row only" and len(input_ids) > 1:  # as kernels that look for boundaries in one row do
+            documents = torch.zeros_like(column)
+        if self.broken == "shared prefix":  # a prefix that two sequences share is taken for one sequence
+            documents = _merged(documents, input_ids)
         if self.broken == "position ids":
             positions, documents = column, torch.zeros_like(column)
         if self.broken == "positions only":
@@ -92,9 +96,22 @@ class Attention(nn.Module):
             packed = bool((documents.amax(1) > 1).any())
             window += self.broken == "window off by one" and packed
             allowed = allowed & (distance < window)
+        if self.broken == "sink":  # the first token of the row may always be attended to
+            allowed = allowed | ((place == 0) & (distance >= 0))
         allowed = allowed | (distance == 0)
         scores = query @ key.mT / math.sqrt(hidden.shape[-1])
         return self.out(scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ value)
+
+
+def _merged(documents: Tensor, input_ids: Tensor) -> Tensor:
+    """(B, T): a document that opens with the same token as the one before it goes on with its number."""
+    merged = documents.clone()
+    for row, ids in zip(merged, input_ids, strict=True):
+        starts = [0, *((row[1:] != row[:-1]).nonzero().flatten() + 1).tolist(), len(row)]
+        for before, start, stop in zip(starts, starts[1:], starts[2:], strict=False):
+            if ids[before] == ids[start]:
+                row[start:stop] = row[before]
+    return merged
 
 
 class Nothing(nn.Module):

@@ -40,6 +40,8 @@ def test_the_unbroken_decoder_is_exact_in_every_layout_it_can_take(window):
         ("state between calls", "carried-state", "layers.0.extra (Memory)", "carried from one call to the next"),
         ("recurrence", "recurrent-state", "layers.0.extra (Decay)", "recurrent state is not reset"),
         ("capacity", "router", None, "over all tokens together"),
+        ("sink", "attention-boundary", "layers.0.attention", "reads over the sequence boundary"),
+        ("shared prefix", "attention-boundary", "layers.0.attention", "reads over the sequence boundary"),
     ],
 )
 def test_each_mistake_is_named_with_the_module_where_it_enters(broken, cause, module, words):

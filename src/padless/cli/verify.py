@@ -93,7 +93,7 @@ def _check_names(names: list[str] | None) -> None:
 def _print(report: LayoutReport, html: Path | None) -> None:
     console = Console()
     console.print(report)
-    for note in report.notes:
+    for note in report.remarks():
         console.print(note, highlight=False)
     where = ", ".join(str(report.environment[name]) for name in ("attention", "dtype", "device"))
     source = "read from the cache" if report.from_cache else f"checked in {report.seconds} s"

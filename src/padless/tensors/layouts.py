@@ -12,6 +12,7 @@ PackedLayout: TypeAlias = Literal[
     "packed-position-ids",
     "packed-cu-seqlens",
     "packed-seq-idx",
+    "packed-fla",
     "packed-block-mask-additive",
     "packed-block-mask-bool",
 ]
@@ -19,6 +20,7 @@ PACKED_LAYOUTS = (
     "packed-position-ids",
     "packed-cu-seqlens",
     "packed-seq-idx",
+    "packed-fla",
     "packed-block-mask-additive",
     "packed-block-mask-bool",
 )
@@ -82,9 +84,17 @@ def is_packed(layout: str) -> bool:
 
 
 def boundary_inputs(layout: str, boundaries: Any) -> dict[str, Any]:
-    """What a layout gives the model beside tokens and positions; masks are made by the caller."""
+    """What a layout gives the model beside tokens and positions; masks are made by the caller.
+
+    Kernels of one model differ in the names they read. A Mamba-2 layer and a short convolution read ``seq_idx``; a
+    gated delta rule reads ``cu_seq_lens_q`` and its convolution ``seq_idx``, so ``packed-seq-idx`` carries both, as
+    transformers' own collator does. ``packed-fla`` carries flash-linear-attention's own name, ``cu_seqlens``, which
+    Kimi-Linear and Bailing pass on to it; models that fill that name in themselves raise on it.
+    """
     if layout == "packed-cu-seqlens":
         return dict(boundaries.flash_kwargs())
     if layout == "packed-seq-idx":
-        return {"seq_idx": boundaries.seq_idx}
+        return {"seq_idx": boundaries.seq_idx, **boundaries.flash_kwargs()}
+    if layout == "packed-fla":
+        return {"seq_idx": boundaries.seq_idx, "cu_seqlens": boundaries.cu_seqlens.long()}
     return {}

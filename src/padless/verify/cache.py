@@ -21,7 +21,7 @@ from padless.verify.subject import Subject
 
 __all__ = ["cache_folder", "cache_key", "load_report", "store_report"]
 
-_VERSION = 1
+_VERSION = 2
 _NAMES_ONLY = ("_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
 
 

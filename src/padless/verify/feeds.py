@@ -25,6 +25,7 @@ LAYOUTS = (
     "packed-position-ids",
     "packed-cu-seqlens",
     "packed-seq-idx",
+    "packed-fla",
     "packed-block-mask-additive",
     "packed-block-mask-bool",
     "packed-block-mask-flex",
@@ -113,6 +114,7 @@ def build_feed(
     pad: int = 0,
     spare: int = 3,
     start: int = 0,
+    rows: int = 1,
 ) -> Feed:
     """One layout of some sequences.
 
@@ -123,6 +125,7 @@ def build_feed(
         pad: the token put into padding. Nothing may depend on it.
         spare: columns of padding beyond the longest sequence, so that it is padded too.
         start: the first position of every sequence.
+        rows: packed rows that the sequences are dealt to; shorter rows end in a tail of padding.
     """
     if layout == ALONE:
         if len(sequences) != 1:
@@ -130,7 +133,7 @@ def build_feed(
         layout = "naive"
     choose("layout", layout, (*LAYOUTS, BLIND))
     if layout == "naive" or layout in PACKED:
-        return _packed(layout, sequences, device, dtype, start)
+        return _packed(layout, sequences, device, dtype, pad, start, rows)
     return _padded(layout, sequences, device, pad, spare, start)
 
 
@@ -151,20 +154,32 @@ def _padded(layout: str, sequences: Sequence[Tensor], device: torch.device, pad:
     return feed
 
 
-def _packed(layout: str, sequences: Sequence[Tensor], device: torch.device, dtype: torch.dtype, start: int) -> Feed:
+def _packed(
+    layout: str,
+    sequences: Sequence[Tensor],
+    device: torch.device,
+    dtype: torch.dtype,
+    pad: int,
+    start: int,
+    rows: int,
+) -> Feed:
     lengths = np.array([len(ids) for ids in sequences], dtype=np.int64)
-    ends = lengths.cumsum()
-    places = tuple(
-        Place(row=0, start=end - n, stop=end) for n, end in zip(lengths.tolist(), ends.tolist(), strict=True)
-    )
-    keywords: Keywords = {"input_ids": torch.cat(list(sequences))[None].to(device)}  # (1, T)
+    groups = [np.arange(row, len(lengths), rows) for row in range(rows)]
+    bounds, members = boundaries_of(lengths, groups, start=start, device=device)
+    ids = torch.full((rows, bounds.width), pad, dtype=torch.long)  # (B, T)
+    places: dict[int, Place] = {}
+    for number, end, held in zip(members.tolist(), bounds.held.cumsum().tolist(), bounds.held.tolist(), strict=True):
+        if number >= 0:  # not the tail of a row
+            row, first = divmod(end - held, bounds.width)
+            places[number] = Place(row=row, start=first, stop=first + held)
+            places[number].of(ids).copy_(sequences[number])
+    keywords: Keywords = {"input_ids": ids.to(device)}
     if layout != "naive":
-        bounds, _ = boundaries_of(lengths, [np.arange(len(lengths))], start=start, device=device)
-        keywords["position_ids"] = bounds.position_ids  # (1, T)
+        keywords["position_ids"] = bounds.position_ids  # (B, T)
         keywords.update(boundary_inputs(layout, bounds))
         if layout == "packed-block-mask-flex":
-            keywords["attention_mask"] = flex_block_mask(bounds.document_ids)
+            keywords["attention_mask"] = flex_block_mask(bounds.segment_ids)
         elif layout.startswith("packed-block-mask"):
             kind: Any = layout.removeprefix("packed-block-mask-")
-            keywords["attention_mask"] = block_mask(bounds.document_ids, kind=kind, dtype=dtype)
-    return Feed(layout=layout, keywords=keywords, places=places)
+            keywords["attention_mask"] = block_mask(bounds.segment_ids, kind=kind, dtype=dtype)
+    return Feed(layout=layout, keywords=keywords, places=tuple(places[i] for i in range(len(lengths))))

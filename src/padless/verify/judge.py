@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from padless.verify.causes import CAUSES, Cause, find_cause
 from padless.verify.feeds import BLIND
 from padless.verify.probe import Baseline, Measured, Probe, Refused
-from padless.verify.report import LayoutResult, Verdict
+from padless.verify.report import Condition, LayoutResult, Verdict
 from padless.verify.runs import Mode
 from padless.verify.steadiness import Unsteady, find_unsteady
 from padless.verify.subject import Subject
@@ -56,6 +56,7 @@ class Findings:
         self.amplified = True
         self.sensitive = False
         self.windows: list[str] = []
+        self.conditions: list[Condition] = []
         self._found: dict[str, list[Finding]] = defaultdict(list)
         self._remarks: list[str] = []
         self._first = ""
@@ -102,6 +103,10 @@ class Findings:
             if label != first and any(f.verdict == "leaks" and f.mode == mode.name for f in self._found[name]):
                 continue  # it cannot become better
             self._found[name].append(self._judge(probe, name, mode, label, base, blind))
+
+    def exact(self) -> list[str]:
+        """The layouts of which nothing but ``exact`` was found so far."""
+        return [n for n in self.names if self._found[n] and {f.verdict for f in self._found[n]} == {"exact"}]
 
     def results(self, subject: Subject) -> dict[str, LayoutResult]:
         """One result for each layout: the worst finding decides."""

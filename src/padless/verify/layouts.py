@@ -13,7 +13,10 @@ from torch import nn
 from padless.errors import PadlessError, choose
 from padless.verify.amplify import HALF, amplified, extra_bytes, small_windows
 from padless.verify.cache import cache_key, load_report, store_report
+from padless.verify.conditions import find_conditions
 from padless.verify.feeds import LAYOUTS
+from padless.verify.flex import NOTE as PLAIN_FLEX
+from padless.verify.flex import plain_flex
 from padless.verify.judge import Findings
 from padless.verify.notes import notes_about
 from padless.verify.probe import Probe, Refused
@@ -101,7 +104,7 @@ def check_layouts(
         return known
     findings = Findings(names)
     say = progress or (lambda line: None)
-    with preserved(model):
+    with preserved(model), plain_flex(subject) as plain:
         runner = Runner(model, forward=forward, keywords=keywords)
         modes = modes_of(model)
         runner.position_start = _first_position(Probe.of(subject, runner, lengths, seeds[0]), modes)
@@ -112,13 +115,14 @@ def check_layouts(
             )
         say(AS_IT_IS)
         _measure(Probe.of(subject, runner, lengths, seeds[0]), findings, subject, AS_IT_IS, modes)
-        notes = notes_about(subject, runner) + findings.notes()
+        notes = notes_about(subject, runner) + [PLAIN_FLEX] * plain + findings.notes()
     environment = {**subject.environment(), "position_start": runner.position_start}
     report = LayoutReport(
         model=type(subject.inner).__name__,
         layouts=findings.results(subject),
         environment=environment,
         notes=tuple(notes),
+        conditions=tuple(findings.conditions),
         seconds=round(time.perf_counter() - started, 2),
     )
     if key is not None:
@@ -175,6 +179,8 @@ def _sensitive_pass(
         probe = Probe.of(subject, runner, lengths, seed, float32=True)
         findings.windows += [name for name in shrunk if name not in findings.windows]
         _measure(probe, findings, subject, f"amplified, seed {seed}", modes)
+        if not findings.conditions:
+            findings.conditions = find_conditions(probe, modes[0], subject, findings.exact())
 
 
 def _measure(probe: Probe, findings: Findings, subject: Subject, label: str, modes: tuple[Mode, ...]) -> None:

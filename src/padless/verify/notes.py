@@ -7,15 +7,13 @@ from typing import Any
 from padless.verify.runs import Runner
 from padless.verify.subject import Subject
 
-__all__ = ["notes_about"]
+__all__ = ["notes_about", "rope_kinds"]
 
 
 def notes_about(subject: Subject, runner: Runner) -> list[str]:
     """Sentences about this model that no verdict covers."""
     notes: list[str] = []
-    config = subject.config
-    getter = getattr(config, "get_text_config", None)
-    text = getter() if callable(getter) else config
+    config, text = subject.config, subject.text_config
     if getattr(text, "output_router_logits", None) is not None and _has_experts(text):
         notes.append(
             "Its router loss (output_router_logits=True) is a product of batch means: it changes with any regrouping,"
@@ -23,7 +21,7 @@ def notes_about(subject: Subject, runner: Runner) -> list[str]:
         )
     if runner.position_start:
         notes.append(f"Its first position is {runner.position_start}; the layouts with position_ids were fed so.")
-    kinds = _rope_kinds(getattr(text, "rope_parameters", None))
+    kinds = rope_kinds(getattr(text, "rope_parameters", None))
     for kind in sorted(kinds & {"dynamic", "longrope"}):
         limit = _original_positions(text)
         notes.append(
@@ -40,11 +38,12 @@ def _has_experts(text: Any) -> bool:
     return any((getattr(text, name, None) or 0) > 1 for name in names)
 
 
-def _rope_kinds(parameters: Any) -> set[str]:
+def rope_kinds(parameters: Any) -> set[str]:
+    """The kinds of RoPE in a configuration's ``rope_parameters``, of all kinds of layers."""
     if not isinstance(parameters, dict):
         return set()
     own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
-    return own.union(*(_rope_kinds(value) for value in parameters.values() if isinstance(value, dict)))
+    return own.union(*(rope_kinds(value) for value in parameters.values() if isinstance(value, dict)))
 
 
 def _original_positions(text: Any) -> Any:

@@ -88,12 +88,23 @@ class Probe:
             seed=seed,
         )
 
-    def feed(self, layout: str, sequences: Sequence[Tensor] | None = None, spare: int | None = None) -> Feed:
-        """The probe's sequences, or others, in a layout."""
+    def feed(
+        self, layout: str, sequences: Sequence[Tensor] | None = None, spare: int | None = None, rows: int = 1
+    ) -> Feed:
+        """The probe's sequences, or others, in a layout; packed into ``rows`` rows."""
         spare = max(3, self.width_multiple) if spare is None else spare
         given = self.sequences if sequences is None else sequences
         start = self.runner.position_start
-        return build_feed(layout, given, device=self.device, dtype=self.dtype, pad=self.pad, spare=spare, start=start)
+        return build_feed(
+            layout,
+            given,
+            device=self.device,
+            dtype=self.dtype,
+            pad=self.pad,
+            spare=spare,
+            start=start,
+            rows=rows,
+        )
 
     width_multiple = 1
     """Some models refuse widths that are no multiple of their chunk."""
@@ -159,9 +170,9 @@ class Probe:
             mixing=self._mixing(ids, mode),
         )
 
-    def measure(self, layout: str, mode: Mode, base: Baseline) -> Measured:
+    def measure(self, layout: str, mode: Mode, base: Baseline, *, rows: int = 1) -> Measured:
         """The three tests for one layout."""
-        feed = self.feed(layout)
+        feed = self.feed(layout, rows=rows)
         run = self.run(feed, mode)
         by_sequence = [
             _difference(place.of(run.output), alone) / base.scale

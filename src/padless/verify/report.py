@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from padless.errors import PadlessError, choose
 
-__all__ = ["VERDICTS", "LayoutReport", "LayoutResult", "Verdict"]
+__all__ = ["VERDICTS", "Condition", "LayoutReport", "LayoutResult", "Verdict"]
 
 Verdict = Literal["exact", "leaks", "differs", "inconclusive", "unsupported"]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
@@ -20,6 +20,7 @@ _DENSE = ("sdpa", "eager", None)
 _BY_SPEED = (
     "packed-cu-seqlens",
     "packed-seq-idx",
+    "packed-fla",
     "packed-position-ids",
     "packed-block-mask-flex",
     "right-padded-no-mask",
@@ -34,6 +35,7 @@ _SPEED_WITH_DENSE_MASKS = (
     "packed-position-ids",
     "packed-cu-seqlens",
     "packed-seq-idx",
+    "packed-fla",
     "packed-block-mask-bool",
     "packed-block-mask-additive",
     "left-padded",
@@ -83,6 +85,31 @@ class LayoutResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """A verdict on something that a layout's own does not cover.
+
+    Attributes:
+        name: ``several-rows`` (more than one packed row in a micro-batch), ``long-positions`` (dynamic and LongRoPE:
+            a micro-batch with positions past the original context), ``router-loss`` (the auxiliary loss of experts).
+        layout: the layout it was asked of; ``any regrouping`` where the cut into micro-batches is what
+            matters.
+        verdict: as of a layout; ``leaks`` and ``differs`` say that the layout is exact only without this.
+        difference: relative to the largest output, or to the loss; None if it was not measured.
+        why: in words, with figures.
+    """
+
+    name: str
+    layout: str
+    verdict: Verdict
+    difference: float | None = None
+    why: str = ""
+
+    def explain(self) -> str:
+        """One line."""
+        return f"{self.layout} with {self.name}: {self.verdict}; {self.why}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutReport:
     """Verdicts for one model, as ``check_layouts`` returns them; ``regroup(layout="auto", report=...)`` takes it.
 
@@ -91,6 +118,7 @@ class LayoutReport:
         layouts: results by layout name.
         environment: what the verdicts hold for: attention implementation, dtype, device, versions, kernels.
         notes: what else a user should know, router losses and long-context RoPE for example.
+        conditions: verdicts on several packed rows, positions past the original context, router losses.
         seconds: how long the check took.
         from_cache: the verdicts were read from disk.
     """
@@ -99,6 +127,7 @@ class LayoutReport:
     layouts: Mapping[str, LayoutResult]
     environment: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    conditions: tuple[Condition, ...] = ()
     seconds: float = 0.0
     from_cache: bool = False
 
@@ -132,7 +161,15 @@ class LayoutReport:
         order = ("leaks", "differs", "inconclusive", "exact", "unsupported")
         results = sorted(self.layouts.values(), key=lambda result: order.index(result.verdict))
         lines = [f"{self.model}: use {self.best}." if self.best else f"{self.model}: no layout is proven safe."]
-        return "\n".join([*lines, *(result.explain() for result in results), *self.notes])
+        return "\n".join([*lines, *(result.explain() for result in results), *self.remarks()])
+
+    def remarks(self) -> tuple[str, ...]:
+        """The conditions that are not exact, in words, and the notes."""
+        return (*(one.explain() for one in self.conditions if one.verdict != "exact"), *self.notes)
+
+    def condition(self, name: str, layout: str) -> Condition | None:
+        """What was found about a layout under one of the conditions, or None where that was not asked."""
+        return next((one for one in self.conditions if (one.name, one.layout) == (name, layout)), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; :meth:`from_dict` reads them back."""
@@ -143,6 +180,7 @@ class LayoutReport:
             "layouts": {name: {**asdict(result), "modes": dict(result.modes)} for name, result in self.layouts.items()},
             "environment": dict(self.environment),
             "notes": list(self.notes),
+            "conditions": [asdict(one) for one in self.conditions],
             "seconds": self.seconds,
             "from_cache": self.from_cache,
         }
@@ -153,7 +191,8 @@ class LayoutReport:
         try:
             layouts = {name: LayoutResult(**result) for name, result in data["layouts"].items()}
             rest = {name: data[name] for name in ("model", "environment", "seconds", "from_cache")}
-            return cls(layouts=layouts, notes=tuple(data["notes"]), **rest)
+            conditions = tuple(Condition(**one) for one in data["conditions"])
+            return cls(layouts=layouts, notes=tuple(data["notes"]), conditions=conditions, **rest)
         except (KeyError, TypeError, AttributeError) as error:
             raise PadlessError(f"not a layout report: {error!r}") from None
 
@@ -214,7 +253,7 @@ def _table(report: LayoutReport) -> str:
 
 def _page(report: LayoutReport) -> str:
     facts = "".join(f"<li>{escape(str(k))}: {escape(str(v))}</li>" for k, v in report.environment.items())
-    notes = "".join(f"<p>{escape(note)}</p>" for note in report.notes)
+    notes = "".join(f"<p>{escape(note)}</p>" for note in report.remarks())
     style = (
         "body{font:15px/1.45 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#1b1f24}"
         "table{border-collapse:collapse;width:100%}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from padless.errors import PadlessError
+from padless.errors import PadlessError, choose
 
 __all__ = ["build_small", "causal_lm_types", "shrink"]
 
@@ -105,8 +105,10 @@ def shrink(config: Any) -> Any:
         raise PadlessError(f"{type(config).__name__} cannot be shrunk: {_line(error)}") from None
 
 
-def build_small(model_type: str, *, seed: int = 0, attn: str | None = None) -> Any:
-    """A small random model of one architecture of the installed transformers, in float32, in eval mode.
+def build_small(model_type: str, *, seed: int = 0, attn: str | None = None, dtype: str = "float32") -> Any:
+    """A small random model of one architecture of the installed transformers, in eval mode.
+
+    ``dtype`` is given to transformers, which keeps in float32 what the architecture wants there.
 
     >>> model = build_small("qwen2")
     >>> model.config.num_hidden_layers, model.num_parameters() < 200_000
@@ -118,13 +120,14 @@ def build_small(model_type: str, *, seed: int = 0, attn: str | None = None) -> A
 
     if model_type not in CONFIG_MAPPING:
         raise PadlessError(f"model_type={model_type!r} is unknown to the installed transformers")
+    choose("dtype", dtype, ("float32", "bfloat16", "float16"))
     config_class = CONFIG_MAPPING[model_type]
     changes = {**_changes(_default(config_class)), **_SPECIAL.get(model_type, {})}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = config_class(**changes)
         options = {} if attn is None else {"attn_implementation": attn}
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options).eval()
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), **options).eval()
 
 
 def _default(config_class: Any) -> Any:

@@ -74,6 +74,11 @@ class Subject:
             attention=getattr(text, "_attn_implementation", None),
         )
 
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the language model in a model of several modalities; else the configuration."""
+        return _text_config(self.config)
+
     def twin(self, seed: int) -> Subject | None:
         """A small float32 model of the same architecture on the same device; None where it cannot be built."""
         from padless.verify.small import shrink
