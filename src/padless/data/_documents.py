@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from padless.data._rows import as_list
 from padless.data._shards import IGNORED
 from padless.data._spill import Documents
 from padless.errors import PadlessError
 
 __all__ = [
     "Array",
-    "as_list",
     "collect",
     "first_value",
     "int32",
@@ -95,11 +95,6 @@ def nothing(*, bad: int = 0) -> Documents:
         read=bad,
         bad=bad,
     )
-
-
-def as_list(column: Any) -> list[Any]:
-    """A column as Python values."""
-    return column if isinstance(column, list) else list(column.to_pylist())
 
 
 def first_value(column: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from padless.data._documents import Array, as_list, collect, int32, is_lists, numbers
-from padless.data._rows import Columns
+from padless.data._documents import Array, collect, int32, is_lists, numbers
+from padless.data._rows import Columns, as_list
 from padless.data._spill import Documents
 from padless.errors import PadlessError
 

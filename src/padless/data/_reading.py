@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import multiprocessing
 import os
 import time
@@ -20,12 +18,13 @@ import numpy.typing as npt
 
 from padless.data._rows import Columns, Counter, choose_fields
 from padless.data._sources import Source
+from padless.data._tokenizer import describe_tokenizer
 from padless.errors import PadlessError
 
 if TYPE_CHECKING:
     from padless.data._cache import Cache
 
-__all__ = ["Estimate", "Progress", "Raw", "Reading", "load_tokenizer", "read"]
+__all__ = ["Estimate", "Progress", "Raw", "Reading", "read"]
 
 Counts = npt.NDArray[np.int64]
 Progress = Callable[[int, int | None], None]
@@ -98,25 +97,11 @@ class Reading:
         """Text that is equal for equal readings, or ``None`` where a function's content cannot be compared."""
         if self.length is not None or callable(self.chat_template):
             return None
-        tokenizer = _describe_tokenizer(self.tokenizer)
+        tokenizer = describe_tokenizer(self.tokenizer)
         if tokenizer is None:
             return None
         plain = (self.fields, self.chat_template, self.add_special_tokens, self.add_tokens, self.join)
         return repr((tokenizer, plain, self.targets_within, self.estimate, self.batch_size))
-
-
-def load_tokenizer(tokenizer: Any) -> Any:
-    """A name or folder is loaded with transformers; anything else is used as it is."""
-    if not isinstance(tokenizer, str | os.PathLike):
-        return tokenizer
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise PadlessError('a tokenizer given by name needs transformers: pip install "padless[data]"') from None
-    try:
-        return AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
-        raise PadlessError(f"tokenizer {str(tokenizer)!r} cannot be loaded: {error}") from None
 
 
 def read(source: Source, plan: Reading, cache: Cache | None, *, workers: int, progress: Progress | None) -> Raw:
@@ -259,24 +244,3 @@ def _line(size: npt.NDArray[np.float64], true: npt.NDArray[np.float64]) -> tuple
     if base < 0 or slope <= 0:
         return float(true.sum() / size.sum()), 0.0
     return slope, base
-
-
-def _describe_tokenizer(tokenizer: Any) -> str | None:
-    """The content of a tokenizer, hashed; ``None`` for a function or an object whose content is not known."""
-    if tokenizer is None:
-        return "none"
-    content: str | None = None
-    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
-    if hasattr(backend, "to_str"):
-        # Truncation and padding are settings that a call leaves behind; they do not apply here.
-        saved = json.loads(backend.to_str())
-        content = json.dumps({**saved, "truncation": None, "padding": None}, sort_keys=True)
-    elif hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "name_or_path"):
-        content = repr(sorted(tokenizer.get_vocab().items()))
-    elif hasattr(tokenizer, "mergeable_ranks") or hasattr(tokenizer, "_mergeable_ranks"):
-        content = f"{tokenizer.name}{tokenizer.n_vocab}"
-    if content is None:
-        return None
-    content += repr(getattr(tokenizer, "chat_template", None))
-    content += repr((getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None)))
-    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()

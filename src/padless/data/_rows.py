@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from padless.data._tokenizer import count_tokens
 from padless.errors import PadlessError
 
-__all__ = ["Columns", "Counter", "as_columns", "choose_fields", "encoder"]
+__all__ = [
+    "PROMPTS",
+    "Columns",
+    "Counter",
+    "as_columns",
+    "as_list",
+    "choose_fields",
+    "prompt_columns",
+    "template_options",
+]
 
 Columns = dict[str, Any]
 """A batch of rows by column: lists, or Arrow arrays (whose list lengths are read without unpacking)."""
 
 Counts = npt.NDArray[np.int64]
 
-_PROMPTS = ("prompt", "instruction", "question")
+PROMPTS = ("prompt", "instruction", "question")
 _COMPLETIONS = ("completion", "response", "output", "answer")
 _PADDED_APART = (("chosen", "rejected"),)
 _IGNORED = -100
@@ -30,7 +41,7 @@ class Counter:
 
     Attributes:
         fields: for each field that is padded apart, the columns that are joined in it.
-        tokenizer: anything `encoder` accepts, or ``None`` for rows that are tokenised already.
+        tokenizer: anything that `padless.data.measure` takes, or ``None`` for rows that are tokenised already.
         chat_template: passed to ``apply_chat_template``, or a function from one row's messages to text.
         length: a function of a row that replaces all of the above.
         add_special_tokens: whether the tokenizer adds its own to plain text (a chat template brings its own).
@@ -73,9 +84,11 @@ class Counter:
 
     def tokens(self, texts: list[str], *, special: bool) -> Counts:
         """Token counts of whole texts, (B,); an empty one has none, whatever is added to the others."""
-        counts = encoder(self.tokenizer, add_special_tokens=self.add_special_tokens and special)(texts)
-        blank = np.fromiter((not text for text in texts), dtype=bool, count=len(texts))
-        return np.where(blank, 0, counts + self.add_tokens)
+        tokens = count_tokens(self.tokenizer, texts, special=self.add_special_tokens and special)
+        counts = np.array(tokens, dtype=np.int64) + self.add_tokens
+        if not all(texts):
+            counts[[i for i, text in enumerate(texts) if not text]] = 0
+        return counts
 
     def sequence_texts(self, columns: Columns) -> tuple[list[str], bool]:
         """The text of each row's only field, and whether it is plain text (and not a rendered conversation)."""
@@ -93,11 +106,13 @@ class Counter:
                 f"columns {', '.join(names)} hold {' and '.join(sorted(joined))}, not token ids: pass tokenizer=,"
                 " length= (a function of a row), or the name of a column of lengths as fields="
             )
-        values = [[value or "" for value in _as_list(columns[name])] for name in names]
+        values = [[value or "" for value in as_list(columns[name])] for name in names]
         if joined == {"text"}:
+            if len(values) == 1:
+                return values[0]
             return [self.join.join(parts) for parts in zip(*values, strict=True)]
         if joined == {"messages"}:
-            tools = _as_list(columns["tools"]) if "tools" in columns else [None] * _rows(columns)
+            tools = as_list(columns["tools"]) if "tools" in columns else [None] * _rows(columns)
             rows = zip(*values, strict=True)
             return [self.render([m for part in row for m in part], tool) for row, tool in zip(rows, tools, strict=True)]
         raise PadlessError(
@@ -117,10 +132,7 @@ class Counter:
                 f"the rows hold messages, but {type(self.tokenizer).__name__} has no chat template:"
                 " pass chat_template= (a function from messages to text)"
             )
-        extra: dict[str, Any] = {} if self.chat_template is None else {"chat_template": self.chat_template}
-        if isinstance(tools, list):
-            extra["tools"] = tools
-        return str(apply(messages, tokenize=False, **extra))
+        return str(apply(messages, tokenize=False, **template_options(self.chat_template, tools)))
 
     def supervised(self, columns: Columns, kept: Counts, first_row: int) -> Counts:
         """Tokens that are targets after the label shift and truncation, (B,); ``kept`` (B,) counts what is left.
@@ -128,49 +140,18 @@ class Counter:
         Read from ``labels``, a loss mask or the prompt's length, whichever the rows have.
         """
         if "labels" in columns:
-            rows = ([token != _IGNORED for token in row] for row in _as_list(columns["labels"]))
+            rows = ([token != _IGNORED for token in row] for row in as_list(columns["labels"]))
             return _targets_of_masks(rows, kept)
         for name in ("completion_mask", "assistant_masks", "loss_mask"):
             if name in columns:
-                return _targets_of_masks(_as_list(columns[name]), kept)
-        prompts = [name for name in self.fields[0] if name.startswith(_PROMPTS)] if self.fields else []
-        if prompts and len(prompts) < len(self.fields[0]):
+                return _targets_of_masks(as_list(columns[name]), kept)
+        prompts = prompt_columns(self.fields[0]) if self.fields else []
+        if prompts:
             # The prompt has no end token of its own; it loses the appended tokens again.
             before = np.maximum(self.count(columns, prompts, first_row) - self.add_tokens, 1)
         else:
             before = np.ones(len(kept), dtype=np.int64)
         return np.maximum(kept - before, 0)
-
-
-def encoder(tokenizer: Any, *, add_special_tokens: bool) -> Callable[[list[str]], Counts]:
-    """A function from texts to token counts, from whatever tokenizes.
-
-    A Hugging Face tokenizer, a ``tokenizers.Tokenizer``, anything with ``encode`` (tiktoken, sentencepiece), or a
-    function from text to token ids.
-
-    >>> encoder(str.split, add_special_tokens=False)(["a few words", ""])
-    array([3, 0])
-    """
-    if hasattr(tokenizer, "convert_tokens_to_ids") and callable(tokenizer):
-
-        def transformers(texts: list[str]) -> Counts:
-            if not texts:
-                return np.empty(0, dtype=np.int64)
-            out = tokenizer(texts, add_special_tokens=add_special_tokens, return_attention_mask=False, verbose=False)
-            return _lens(out["input_ids"])
-
-        return transformers
-    if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "get_vocab_size"):
-
-        def tokenizers(texts: list[str]) -> Counts:
-            encodings = tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-            return _lens([[m for m in e.attention_mask if m] for e in encodings])
-
-        return tokenizers
-    encode = getattr(tokenizer, "encode", None) or tokenizer
-    if not callable(encode):
-        raise PadlessError(f"tokenizer={tokenizer!r}; expected a tokenizer, or a function from text to token ids")
-    return lambda texts: _lens([encode(text) for text in texts])
 
 
 def choose_fields(names: Sequence[str], fields: Any, *, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
@@ -208,7 +189,7 @@ def _text_fields(names: Sequence[str]) -> tuple[tuple[str, ...], ...] | None:
     for name in ("messages", "conversations"):
         if name in names:
             return ((name,),)
-    prompt = next((name for name in _PROMPTS if name in names), None)
+    prompt = next((name for name in PROMPTS if name in names), None)
     for pair in _PADDED_APART:
         if all(name in names for name in pair):
             return tuple((prompt, name) if prompt else (name,) for name in pair)
@@ -217,6 +198,22 @@ def _text_fields(names: Sequence[str]) -> tuple[tuple[str, ...], ...] | None:
         middle = ("input",) if prompt == "instruction" and "input" in names else ()
         return ((prompt, *middle, completion),)
     return (("text",),) if "text" in names else None
+
+
+def prompt_columns(names: Sequence[str]) -> list[str]:
+    """The columns of a sequence that stand before its completion; none where there is no completion behind them.
+
+    >>> prompt_columns(["instruction", "input", "output"]), prompt_columns(["text"]), prompt_columns(["prompt"])
+    (['instruction', 'input'], [], [])
+    """
+    leading = list(takewhile(lambda name: name == "input" or name.startswith(PROMPTS), names))
+    return leading if len(leading) < len(names) else []
+
+
+def template_options(chat_template: Any, tools: Any) -> dict[str, Any]:
+    """What ``apply_chat_template`` gets beside a row's messages."""
+    extra = {} if chat_template is None else {"chat_template": chat_template}
+    return {**extra, "tools": tools} if isinstance(tools, list) else extra
 
 
 def as_columns(rows: Sequence[Any], first_row: int) -> Columns:
@@ -232,6 +229,10 @@ def as_columns(rows: Sequence[Any], first_row: int) -> Columns:
             return {"length": list(rows)}
         if hasattr(rows[0], "__len__"):
             return {"input_ids": list(rows)}
+    if rows and type(rows[0]) is dict:  # the common case: every row a plain dict with the same keys
+        keys = rows[0].keys()
+        if all(type(row) is dict and row.keys() == keys for row in rows):
+            return {name: [row[name] for row in rows] for name in keys}
     names: dict[str, None] = {}
     for i, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -259,7 +260,8 @@ def _rows(columns: Columns) -> int:
     return len(next(iter(columns.values()))) if columns else 0
 
 
-def _as_list(column: Any) -> list[Any]:
+def as_list(column: Any) -> list[Any]:
+    """A column as Python values."""
     return column if isinstance(column, list) else list(column.to_pylist())
 
 
@@ -269,7 +271,7 @@ def _kind(column: Any, name: str) -> str:
         kind = _arrow_kind(column)
         if kind is not None:
             return kind
-    for value in _as_list(column):
+    for value in as_list(column):
         if value is None or (isinstance(value, list | tuple) and not value):
             continue
         if isinstance(value, str):
@@ -304,7 +306,7 @@ def _id_counts(columns: Columns, name: str) -> Counts:
     """Tokens in each row of an id column; where an attention mask stands beside ``input_ids``, its ones."""
     mask = name.replace("input_ids", "attention_mask")
     if mask != name and mask in columns:
-        return np.array([0 if row is None else int(np.sum(np.asarray(row) != 0)) for row in _as_list(columns[mask])])
+        return np.array([0 if row is None else int(np.sum(np.asarray(row) != 0)) for row in as_list(columns[mask])])
     column = columns[name]
     if isinstance(column, list):
         return _lens(column)
@@ -315,7 +317,7 @@ def _id_counts(columns: Columns, name: str) -> Counts:
 
 
 def _numbers(column: Any, name: str, first_row: int) -> Counts:
-    values = _as_list(column) if isinstance(column, list) else column.to_pylist()
+    values = as_list(column) if isinstance(column, list) else column.to_pylist()
     for i, value in enumerate(values):
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
             raise PadlessError(
@@ -330,7 +332,7 @@ def _lens(rows: Iterable[Any]) -> Counts:
 
 def _by_function(length: Callable[[Mapping[str, Any]], Any], columns: Columns, first_row: int) -> Counts:
     names = list(columns)
-    lists = [_as_list(columns[name]) for name in names]
+    lists = [as_list(columns[name]) for name in names]
     found: list[tuple[int, ...]] = []
     for i, values in enumerate(zip(*lists, strict=True)):
         answer = length(dict(zip(names, values, strict=True)))

@@ -150,10 +150,18 @@ def _from_lines(payload: Any, first_row: int) -> Columns:
     rows = []
     for number, line in batch:
         try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise PadlessError(f"{name}, line {number}: not JSON: {error}") from None
+            rows.append(json.loads(line.decode()))  # JSON lines are UTF-8: no need to guess
+        except ValueError:
+            rows.append(_odd_line(name, number, line))
     return as_columns(rows, first_row)
+
+
+def _odd_line(name: str, number: int, line: bytes) -> Any:
+    """A line that is not plain JSON in UTF-8: a byte order mark and lone surrogates are let through."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise PadlessError(f"{name}, line {number}: not JSON: {error}") from None
 
 
 def _columnar_rows(path: Path) -> int:

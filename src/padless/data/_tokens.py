@@ -8,18 +8,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from padless.data._documents import Array, as_list, collect, first_value, int32, is_numbers, joined, nothing
+from padless.data._documents import Array, collect, first_value, int32, is_numbers, joined, nothing
 from padless.data._ids import documents_from_ids
-from padless.data._rows import Columns, Counter, choose_fields
+from padless.data._rows import PROMPTS, Columns, Counter, as_list, choose_fields, prompt_columns, template_options
 from padless.data._spill import Documents
+from padless.data._tokenizer import encode_texts
 from padless.errors import PadlessError, choose
 
 __all__ = ["LOSSES", "Encoder", "Loss", "encode_payload"]
 
 Loss = Literal["auto", "all", "completion", "assistant"]
 LOSSES = ("auto", "all", "completion", "assistant")
-
-_PROMPTS = ("prompt", "instruction", "question", "input")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,11 +94,11 @@ class Encoder:
 
     def _prompt_sizes(self, columns: Columns, names: Sequence[str], plain: bool) -> list[int] | None:
         """Characters before the completion in each row, or ``None`` where all tokens are targets."""
-        before = [name for name in names if name in _PROMPTS]
-        apart = plain and 0 < len(before) < len(names) and tuple(names[: len(before)]) == tuple(before)
+        before = prompt_columns(names)
+        apart = plain and len(before) > 0
         if self.loss == "completion" and not apart:
             raise PadlessError(
-                f"loss='completion' needs prompt columns ({', '.join(_PROMPTS)}) before the completion; the sequence is"
+                f"loss='completion' needs prompt columns ({', '.join(PROMPTS)}) before the completion; the sequence is"
                 f" {'+'.join(names)}: name both with fields=, or use loss='all'"
             )
         if self.loss not in ("auto", "completion") or not apart:
@@ -111,14 +110,18 @@ class Encoder:
         apply = getattr(self.tokenizer, "apply_chat_template", None)
         if apply is None or len(names) != 1:
             raise PadlessError("loss='assistant' needs a column of messages and a tokenizer with a chat template")
-        extra = {} if self.chat_template is None else {"chat_template": self.chat_template}
+        if callable(self.chat_template):
+            raise PadlessError("loss='assistant' needs a Jinja chat template that marks the turns, not a function")
+        conversations = as_list(columns[names[0]])
+        tools = as_list(columns["tools"]) if "tools" in columns else [None] * len(conversations)
         ids: list[Array] = []
         masks: list[Array] = []
-        for i, messages in enumerate(as_list(columns[names[0]])):
+        for i, messages in enumerate(conversations):
             if not messages:
                 ids.append(int32(()))
                 masks.append(np.empty(0, dtype=bool))
                 continue
+            extra = template_options(self.chat_template, tools[i])
             out = apply(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **extra)
             mask = np.array(out["assistant_masks"], dtype=bool)
             if not mask.any():
@@ -199,26 +202,17 @@ def _encode(
     tokenizer: Any, texts: list[str], special: bool, prompts: list[int] | None
 ) -> tuple[list[Array], list[Array] | None]:
     """Token ids of each text, and which of them belong to the completion (behind ``prompts`` characters)."""
-    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
-    if hasattr(backend, "encode_batch") and hasattr(backend, "get_vocab_size"):
-        fast = getattr(backend, "encode_batch_fast", None) if prompts is None else None
-        encodings = (fast or backend.encode_batch)(texts, add_special_tokens=special)
-        ids = [int32(encoding.ids) for encoding in encodings]
-        if prompts is None:
-            return ids, None
-        return ids, [_behind(e, size, len(e.ids)) for e, size in zip(encodings, prompts, strict=True)]
-    if hasattr(tokenizer, "convert_tokens_to_ids") and callable(tokenizer):
-
-        def encode(text: str) -> Any:
-            return tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
-    else:
-        encode = getattr(tokenizer, "encode", None) or tokenizer
-    ids = [int32(encode(text)) for text in texts]
+    found, encodings = encode_texts(tokenizer, texts, special=special)
+    ids = [int32(row) for row in found]
     if prompts is None:
         return ids, None
+    if encodings is not None:
+        return ids, [_behind(e, size, len(row)) for e, size, row in zip(encodings, prompts, ids, strict=True)]
     # Without character offsets the completion starts where the prompt's own tokens and the row's part.
-    before = [int32(encode(text[:size])) for text, size in zip(texts, prompts, strict=True)]
-    return ids, [np.arange(len(row)) >= _common(head, row) for head, row in zip(before, ids, strict=True)]
+    heads, _ = encode_texts(
+        tokenizer, [text[:size] for text, size in zip(texts, prompts, strict=True)], special=special
+    )
+    return ids, [np.arange(len(row)) >= _common(int32(head), row) for head, row in zip(heads, ids, strict=True)]
 
 
 def _behind(encoding: Any, size: int, count: int) -> Array:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.data._cache import open_cache
-from padless.data._reading import Estimate, Progress, Raw, Reading, load_tokenizer, read
+from padless.data._reading import Estimate, Progress, Raw, Reading, read
 from padless.data._sources import open_source
+from padless.data._tokenizer import load_tokenizer
 from padless.errors import PadlessError, choose
 from padless.lengths import as_lengths, positive_int
 

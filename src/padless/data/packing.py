@@ -17,9 +17,9 @@ from padless.data._inputs import InputFile, describe_file, input_files, open_fil
 from padless.data._pack_plan import WINDOW, Fate
 from padless.data._pack_run import Progress, Settings, Tokenised, tokenise, write_shards
 from padless.data._pack_work import Runner, Worker, local_runner
-from padless.data._reading import _describe_tokenizer, load_tokenizer
 from padless.data._shards import ShardFacts
 from padless.data._spill import Spill, write_atomically
+from padless.data._tokenizer import describe_tokenizer, load_tokenizer
 from padless.data._tokens import Encoder, Loss
 from padless.errors import PadlessError, choose
 from padless.lengths import positive_int
@@ -226,7 +226,7 @@ def _identity(files: Sequence[InputFile], encoder: Encoder, settings: Settings) 
         "padless": sys.modules["padless"].__version__,
         "pyarrow": metadata.version("pyarrow"),
         "files": [{"name": file.name, "bytes": file.bytes, "blake2b": file.blake2b} for file in files],
-        "tokenizer": _describe_tokenizer(tokenizer) or f"{type(tokenizer).__name__} {_name(tokenizer)}",
+        "tokenizer": describe_tokenizer(tokenizer) or f"{type(tokenizer).__name__} {_name(tokenizer)}",
         "options": {
             **asdict(settings),
             "fields": list(encoder.fields),

@@ -17,8 +17,8 @@ import numpy as np
 
 from padless.data._pack_plan import plan_windows
 from padless.data._pack_work import Runner, Worker
-from padless.data._reading import load_tokenizer
 from padless.data._shards import IGNORED
+from padless.data._tokenizer import load_tokenizer
 from padless.data._tokens import Encoder, Loss
 from padless.errors import PadlessError, choose
 from padless.lengths import positive_int

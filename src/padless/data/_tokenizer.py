@@ -1,0 +1,133 @@
+"""Whatever tokenizes, as one function of texts. Measuring and packing both use it, so that they agree."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from padless.errors import PadlessError
+
+__all__ = ["count_tokens", "describe_tokenizer", "encode_texts", "load_tokenizer"]
+
+
+def load_tokenizer(tokenizer: Any) -> Any:
+    """A name or folder is loaded with transformers; anything else is used as it is."""
+    if not isinstance(tokenizer, str | os.PathLike):
+        return tokenizer
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise PadlessError('a tokenizer given by name needs transformers: pip install "padless[data]"') from None
+    try:
+        return AutoTokenizer.from_pretrained(tokenizer)
+    except (OSError, ValueError) as error:
+        raise PadlessError(f"tokenizer {str(tokenizer)!r} cannot be loaded: {error}") from None
+
+
+def encode_texts(tokenizer: Any, texts: list[str], *, special: bool) -> tuple[Sequence[Any], Sequence[Any] | None]:
+    """Token ids of each text, whole: neither padded nor truncated, whatever an earlier call left switched on.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer, a ``tokenizers.Tokenizer``, anything with ``encode`` (tiktoken,
+            sentencepiece), or a function from text to token ids.
+        texts: (B,) of them.
+        special: whether it adds special tokens, where it knows any.
+
+    Returns:
+        (B,) sequences of ids, and (B,) ``tokenizers.Encoding`` that know each token's characters, or ``None``.
+
+    >>> [len(ids) for ids in encode_texts(str.split, ["a few words", ""], special=False)[0]]
+    [3, 0]
+    """
+    if not texts:
+        return [], None
+    if hasattr(tokenizer, "convert_tokens_to_ids") and callable(tokenizer):
+        options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+        out = tokenizer(texts, add_special_tokens=special, padding=False, truncation=False, **options)
+        return out["input_ids"], getattr(out, "encodings", None)
+    if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "get_vocab_size"):
+        with _whole(tokenizer):
+            encodings = tokenizer.encode_batch(texts, add_special_tokens=special)
+        return [encoding.ids for encoding in encodings], encodings
+    encode = _one_by_one(tokenizer, special)
+    return [encode(text) for text in texts], None
+
+
+def count_tokens(tokenizer: Any, texts: list[str], *, special: bool) -> list[int]:
+    """Tokens of each text, (B,): the lengths of `encode_texts`, without keeping a batch of ids.
+
+    >>> count_tokens(str.split, ["a few words", ""], special=False)
+    [3, 0]
+    """
+    if hasattr(tokenizer, "convert_tokens_to_ids") or hasattr(tokenizer, "encode_batch"):
+        return [len(ids) for ids in encode_texts(tokenizer, texts, special=special)[0]]
+    encode = _one_by_one(tokenizer, special)
+    return [len(encode(text)) for text in texts]
+
+
+def _one_by_one(tokenizer: Any, special: bool) -> Callable[[str], Any]:
+    encode = getattr(tokenizer, "encode", None)
+    if encode is None:
+        if not callable(tokenizer):
+            raise PadlessError(f"tokenizer={tokenizer!r}; expected a tokenizer, or a function from text to token ids")
+        return tokenizer  # type: ignore[no-any-return]
+    try:
+        knows = "add_special_tokens" in inspect.signature(encode).parameters
+    except (TypeError, ValueError):  # compiled code does not tell
+        knows = False
+    return (lambda text: encode(text, add_special_tokens=special)) if knows else encode
+
+
+@contextmanager
+def _whole(tokenizer: Any) -> Iterator[None]:
+    """Padding and truncation are settings of a ``tokenizers.Tokenizer``: off for a moment, then as they were."""
+    padding, truncation = getattr(tokenizer, "padding", None), getattr(tokenizer, "truncation", None)
+    if padding is None and truncation is None:
+        yield
+        return
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    try:
+        yield
+    finally:
+        if padding is not None:
+            tokenizer.enable_padding(**padding)
+        if truncation is not None:
+            tokenizer.enable_truncation(**truncation)
+
+
+def describe_tokenizer(tokenizer: Any) -> str | None:
+    """The content of a tokenizer, hashed; ``None`` for a function or an object whose content is not known."""
+    if tokenizer is None:
+        return "none"
+    content: str | None = None
+    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer
+    if hasattr(backend, "to_str"):
+        # Truncation and padding are settings that a call leaves behind; they do not apply here.
+        saved = json.loads(backend.to_str())
+        content = json.dumps({**saved, "truncation": None, "padding": None}, sort_keys=True)
+    elif hasattr(tokenizer, "get_vocab") and hasattr(tokenizer, "name_or_path"):
+        content = repr(sorted(tokenizer.get_vocab().items()))
+    else:
+        content = _describe_ranks(tokenizer)
+    if content is None:
+        return None
+    content += repr(getattr(tokenizer, "chat_template", None))
+    content += repr((getattr(tokenizer, "bos_token", None), getattr(tokenizer, "eos_token", None)))
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+def _describe_ranks(tokenizer: Any) -> str | None:
+    """A tiktoken encoding, or a class around one."""
+    ranks = getattr(tokenizer, "_mergeable_ranks", None)
+    if not isinstance(ranks, Mapping):
+        return None
+    special = getattr(tokenizer, "_special_tokens", None) or {}
+    patterns = [getattr(part, "_pat_str", None) for part in (tokenizer, getattr(tokenizer, "_tokenizer", None))]
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
+    return repr((kind, patterns, sorted(ranks.items()), sorted(special.items())))
