@@ -333,14 +333,6 @@ def test_a_column_of_unknown_role_is_named(tmp_path: Path) -> None:
         trainer.train()
 
 
-def test_auto_without_a_profile_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PADLESS_PROFILE", raising=False)
-    trainer, _ = plain_trainer(tmp_path, "qwen2", padless=PadlessOptions())
-    with pytest.raises(PadlessError, match="run padless tune"):
-        trainer.train()
-
-
 def test_auto_reads_budget_and_cost_from_the_profile(tmp_path: Path) -> None:
     from padless.cost import CostModel
     from padless.tuning import Profile

@@ -67,13 +67,21 @@ class PadlessHost(PadlessModuleMixin, HostModule):
         return self.regrouped_loss(batch)
 
 
-def run(kind: str, folder: Path | str, *, padless: bool, mode: str = "token-mean", ranks: int = 1) -> Outcome:
+def run(
+    kind: str,
+    folder: Path | str,
+    *,
+    padless: bool,
+    mode: str = "token-mean",
+    ranks: int = 1,
+    options: PadlessOptions | None = None,
+) -> Outcome:
     """Ten steps of eight rows per rank."""
     if padless:
         module: Any = PadlessHost(
             kind,
             mode,
-            padless=PadlessOptions(token_budget=96),
+            padless=options or PadlessOptions(token_budget=96),
             loss_mode="token-mean" if mode == "token-mean" else mode,
         )
     else:

@@ -33,6 +33,7 @@ class GRPOHost(TrlHost):
 
     packs = False
     counters = ()
+    makes_trials = True
     needs = (
         *("_metrics", "_step", "_current_train_step_time", "_buffered_inputs", "_entropy_bonus_enabled"),
         *("aux_loss_enabled", "importance_sampling_level", "loss_type", "top_entropy_quantile"),
@@ -128,6 +129,30 @@ class GRPOHost(TrlHost):
             "num_items_in_batch": held["num_items_in_batch"] * self._scale,
         }
 
+    def longest(self) -> int | None:
+        return None  # prompts are texts, and completions do not exist yet
+
+    def trial(self, rows: StepRows | None, count: int, width: int, packed: dict[str, Any]) -> dict[str, Any]:
+        """Completions are scored from the second token on; log-probabilities are those of the first iteration."""
+        trainer = self.trainer
+        config = trainer.model.config
+        vocabulary = int(getattr(config, "get_text_config", lambda: config)().vocab_size)
+        shape, device = (count, max(width, 2)), trainer.accelerator.device
+        ids = torch.randint(0, vocabulary, shape, device=device)
+        ones = torch.ones_like(ids)
+        known = torch.zeros((count, shape[1] - 1), device=device)
+        made = {
+            "prompt_ids": ids[:, :1],
+            "prompt_mask": ones[:, :1],
+            "completion_ids": ids[:, 1:],
+            "completion_mask": ones[:, 1:],
+            "tool_mask": ones[:, 1:],
+            "old_per_token_logps": known,
+            "advantages": torch.ones(count, device=device),
+            "num_items_in_batch": torch.tensor(float(known.numel()), device=device),
+        }
+        return made if trainer.beta == 0 else {**made, "ref_per_token_logps": known}
+
     def rows(self, inputs: Mapping[str, Any]) -> int:
         return int(inputs["advantages"].shape[0])
 
@@ -212,7 +237,7 @@ def _score_regrouped(
     scored = attention_mask.clone()
     scored[:, :-keep] = 0
     batch = {"input_ids": input_ids, _MASK: attention_mask, _SCORED: scored}
-    budget = stepper.options.eval_token_budget or stepper.budget
+    budget = stepper.options.eval_token_budget or stepper.budget_for(stepper.trainer.model)
     grouped = stepper.regroup(StepRows(batch=batch, fields={_SCORED: Field()}), budget, moves=False)
     parts: list[list[Tensor]] = [[], []]
     aux: list[Tensor] = []

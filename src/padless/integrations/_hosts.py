@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from padless.errors import PadlessError
+from padless.integrations._auto import longest_in, trial_batch
 from padless.integrations._merge import merge, rows_of
 from padless.integrations._options import PadlessOptions
 from padless.tensors.fields import Field
@@ -122,6 +123,39 @@ class Host:
         if labels.dim() >= 2 and getattr(self.trainer, "_loss_shifts_labels", False):
             labels = labels[..., 1:]
         return int((labels != -100).sum())
+
+    # --- a search for the token budget
+
+    rows_together = 1
+    """Rows that always share a micro-batch."""
+
+    row_columns: tuple[tuple[str, ...], ...] = (("input_ids",),)
+    """Columns of the training data that make a row, behind one another; several where the longest counts."""
+
+    makes_trials = False
+    """Whether `trial` needs no real rows."""
+
+    def longest(self) -> int | None:
+        """The longest row that training may meet, or ``None`` where the data does not tell."""
+        found = longest_in(self.trainer.train_dataset, self.row_columns)
+        cut = getattr(self.trainer.args, "max_length", None)
+        return found if cut is None or found is None else min(found, cut)
+
+    def trial(self, rows: StepRows | None, count: int, width: int, packed: dict[str, Any]) -> dict[str, Any]:
+        """Inputs for ``compute_loss`` of ``count`` full rows of ``width`` tokens, like the rows given.
+
+        ``packed`` are arguments of ``padless.regroup`` for rows that are packed.
+        """
+        import padless
+
+        assert rows is not None
+        made = self._trial_batch(rows, count, width)
+        method = "balanced" if packed else "fixed"
+        grouped = padless.regroup(made, 2**40, fields=rows.fields, method=method, **packed)
+        return self.inputs(grouped[0])
+
+    def _trial_batch(self, rows: StepRows, count: int, width: int) -> dict[str, Any]:
+        return trial_batch(rows.batch, rows.fields, count, width)
 
     # --- evaluation
 

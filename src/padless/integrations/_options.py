@@ -24,7 +24,8 @@ class PadlessOptions:
 
     Attributes:
         token_budget: ceiling on the padded tokens of one micro-batch on one rank; ``"auto"`` reads it (and the cost
-            model) from the profile that ``padless tune`` wrote.
+            model) from the profile that ``padless tune`` wrote. Where there is none, it is searched for on the live
+            model before its first step, by all ranks together, and the profile is written.
         eval_token_budget: the same for evaluation and prediction, which keep no gradients; ``None`` takes
             ``token_budget``.
         method: the planner, ``"balanced"`` (default), ``"greedy"`` or ``"fixed"``.
@@ -42,6 +43,9 @@ class PadlessOptions:
         log: add padless' figures to the host's log.
         inexact: what to do with a host option whose result depends on how rows are grouped (a loss that compares
             all rows of a micro-batch, say): ``"error"`` (default) or ``"warn"``.
+        memory_limit: what the search of ``"auto"`` may use, in bytes or as ``"80GiB"``; ``None`` takes what is free on
+            a GPU. On a CPU it must be stated.
+        max_length: longest row that the search tries; ``None`` takes the longest of the training data.
         profile: path of the profile; ``None`` looks at ``$PADLESS_PROFILE``, then ``padless-profile.json``.
 
     >>> PadlessOptions(token_budget=16_384).method
@@ -62,6 +66,8 @@ class PadlessOptions:
     evaluate: bool = True
     log: bool = True
     inexact: Literal["error", "warn"] = "error"
+    memory_limit: int | str | None = None
+    max_length: int | None = None
     profile: str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -69,6 +75,8 @@ class PadlessOptions:
             positive_int(self.token_budget, name="token_budget")
         if self.eval_token_budget is not None:
             positive_int(self.eval_token_budget, name="eval_token_budget")
+        if self.max_length is not None:
+            positive_int(self.max_length, name="max_length")
         choose("method", self.method, ("balanced", "greedy", "fixed"))
         choose("layout", self.layout, ("padded", "auto"))
         choose("exchange", self.exchange, ("auto", "always", "never"))

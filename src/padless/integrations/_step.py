@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from padless.errors import PadlessError
+from padless.integrations._auto import WAYS_OUT, auto_profile, bytes_of, unwrapped
 from padless.integrations._figures import Figures, local_collectives
 from padless.integrations._hosts import Host, StepRows, Unit
 from padless.integrations._options import PadlessOptions
@@ -48,17 +49,60 @@ class Stepper:
 
     @property
     def budget(self) -> int:
-        """The token budget, read from the profile when it is ``"auto"``."""
+        """The token budget; with ``"auto"`` it is known from the first step, or the profile, on."""
+        return self._budget if self._budget is not None else self.budget_for(self.trainer.model)
+
+    def budget_for(
+        self, model: Any, rows: StepRows | None = None, *, num_items: Any = None, packs: bool = False
+    ) -> int:
+        """The token budget, which ``"auto"`` may have to search for, with the rows at hand as an example."""
         if self._budget is None:
             if self.options.token_budget == "auto":
-                from padless.tuning import load_profile
-
-                profile = load_profile(self.options.profile, model=self.trainer.model)
-                self._budget = -self._largest(-profile.token_budget)  # what was measured on one rank must fit on all
+                profile = self._search(model, rows, num_items, packs)
+                self._budget = profile.token_budget
                 self._cost = self._cost or profile.cost
             else:
                 self._budget = int(self.options.token_budget)
         return self._budget
+
+    def _search(self, model: Any, rows: StepRows | None, num_items: Any, packs: bool) -> Any:
+        """A profile that holds on all ranks; trials run the host's loss on the live model, without collectives."""
+        trainer, host = self.trainer, self.host
+        packed = {"layout": "auto", "report": self.options.report} if packs and self.options.layout == "auto" else {}
+        reference = getattr(trainer, "ref_model", None)
+
+        def step(inner: Any, count: int, width: int) -> None:
+            if rows is None and not host.makes_trials:
+                raise PadlessError(f"token_budget='auto': no rows to search with yet: {WAYS_OUT}")
+            inputs = host.trial(rows, count, width, packed)
+            with self._inside("train"), trainer.compute_loss_context_manager():
+                self.micro_inputs = inputs
+                trainer.compute_loss(inner, inputs, num_items_in_batch=num_items).backward()
+
+        def longest() -> int | None:
+            if self._sharded:
+                raise PadlessError(
+                    "token_budget='auto': parameters are sharded, so that a rank out of memory would leave the others"
+                    f" waiting in a collective: {WAYS_OUT}"
+                )
+            return host.longest()
+
+        counted = getattr(trainer, "_total_train_tokens", None)
+        try:
+            return auto_profile(
+                self.options,
+                unwrapped(model),
+                step=step,
+                longest=longest,
+                rows_together=host.rows_together,
+                optimizer=trainer.optimizer,
+                also_held=0 if reference is None else bytes_of(trainer.accelerator.unwrap_model(reference)),
+                process_group=torch.distributed.group.WORLD if self.world > 1 else None,
+                writes=bool(trainer.is_local_process_zero()),
+            )
+        finally:
+            if counted is not None:
+                trainer._total_train_tokens = counted
 
     @property
     def _sharded(self) -> bool:
@@ -123,7 +167,8 @@ class Stepper:
         if host.probes_denominator:
             unit = self._probe.unit(model, rows, num_items, unit)
         packs = host.packs and unit != "rows"
-        grouped = self.regroup(rows, self.budget, moves=self._moves(num_items, unit), packs=packs)
+        budget = self.budget_for(model, rows, num_items=num_items, packs=packs)
+        grouped = self.regroup(rows, budget, moves=self._moves(num_items, unit), packs=packs)
         count = len(grouped)
         # A mean is divided by the number of micro-batches, here or by the host; where nobody divides, the host's
         # step is the sum of its batches' means.
@@ -216,7 +261,7 @@ class Stepper:
         """Run one evaluation batch; outputs come back in the order and width of ``prepared``."""
         host = self.host
         rows = host.build([prepared])
-        budget = self.options.eval_token_budget or self.budget
+        budget = self.options.eval_token_budget or self.budget_for(model, rows, num_items=items)
         grouped = self.regroup(rows, budget, moves=False)
         unit: Unit = "sum" if items is not None else host.unit(None, False)
         counter = host.targets if unit == "targets" else host.rows

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from padless.errors import PadlessError
+from padless.integrations._auto import trial_batch
 from padless.integrations._guard import TESTED
 from padless.integrations._hosts import Host, StepRows, Unit
 from padless.integrations._merge import merge
@@ -115,9 +116,19 @@ class _PairHost(TrlHost):
     """Batches that hold the chosen rows first and the rejected ones behind them."""
 
     packs = False
+    rows_together = 2
 
     def unit(self, num_items: Any, training: bool) -> Unit:
         return "rows"
+
+    def _trial_batch(self, rows: StepRows, count: int, width: int) -> dict[str, Any]:
+        """As many tokens in whole pairs."""
+        pairs = -(-count // 2)
+        made = trial_batch(rows.batch, rows.fields, 2 * pairs, max(count * width // (2 * pairs), 1))
+        device = made["input_ids"].device
+        made[_PAIR] = torch.arange(pairs, device=device).repeat(2)
+        made[_SIDE] = torch.arange(2, device=device).repeat_interleave(pairs)
+        return made
 
     def divides_by_accumulation(self, num_items: Any) -> bool:
         return True
@@ -172,6 +183,7 @@ class _PairHost(TrlHost):
 class DPOHost(_PairHost):
     """``DPOTrainer``: means over pairs."""
 
+    row_columns = (("prompt_ids", "chosen_ids"), ("prompt_ids", "rejected_ids"))
     counts_targets = ("entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected")
     _EXACT = (
         *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "sppo_hard", "apo_zero", "apo_down"),
@@ -193,6 +205,7 @@ class RewardHost(_PairHost):
     """``RewardTrainer``: means over pairs."""
 
     needs = ("_metrics", "_total_train_tokens")
+    row_columns = (("chosen_ids",), ("rejected_ids",))
 
     def targets(self, inputs: Mapping[str, Any]) -> int:
         return self.rows(inputs)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from padless.errors import PadlessError, choose
+from padless.integrations._auto import auto_profile, longest_in, trial_batch
 from padless.integrations._figures import Figures
 from padless.integrations._guard import check_seams, check_version, require
 from padless.integrations._merge import merge
@@ -36,7 +37,7 @@ class PadlessModuleMixin:
     run as micro-batches; gradients meet once. The loss is that of the whole step, in any of the field's modes.
 
     Args:
-        token_budget: ceiling on a micro-batch's padded tokens, or ``"auto"``.
+        token_budget: ceiling on a micro-batch's padded tokens, or ``"auto"`` (see `PadlessOptions`).
         padless: further options.
         loss_mode: ``"token-mean"`` (default), ``"seq-mean-token-mean"``, ...; see `padless.loss`.
         loss_norm: the constant of ``"seq-mean-token-sum-norm"``.
@@ -166,7 +167,7 @@ class PadlessModuleMixin:
             more = {"process_group": group, "exchange": exchange, "sync": "step"}
         return padless.regroup(
             rows,
-            budget or self._budget(),
+            budget or self._budget(rows),
             fields=options.fields,
             method=options.method,
             cost=self._cost,
@@ -176,14 +177,36 @@ class PadlessModuleMixin:
             **more,
         )
 
-    def _budget(self) -> int:
+    def _budget(self, rows: Mapping[str, Any]) -> int:
         if self.padless.token_budget == "auto":
-            from padless.tuning import load_profile
-
-            profile = load_profile(self.padless.profile)
+            profile = self._search(rows)
             self._cost = self._cost or profile.cost
             self.padless = replace(self.padless, token_budget=profile.token_budget)
         return int(self.padless.token_budget)
+
+    def _search(self, rows: Mapping[str, Any]) -> Any:
+        """A profile that holds on all ranks; trials run this module's loss without collectives."""
+        trainer: Any = self.trainer  # type: ignore[attr-defined]
+        optimizers = trainer.optimizers
+
+        def step(module: Any, count: int, width: int) -> None:
+            made = trial_batch(rows, self.padless.fields or {}, count, width)
+            counts = denominators(self.token_targets(made))
+            with trainer.precision_plugin.train_step_context():
+                losses, targets = self.token_losses(made), self.token_targets(made)
+                loss: Any = aggregate(losses, targets, self._mode, denominators=counts, norm=self._norm)
+                loss.backward()
+
+        return auto_profile(
+            self.padless,
+            self,  # type: ignore[arg-type]
+            step=step,
+            longest=lambda: longest_in(getattr(trainer.train_dataloader, "dataset", None), [("input_ids",)]),
+            optimizer=optimizers[0] if optimizers else None,
+            process_group=self._group(),
+            writes=bool(trainer.local_rank == 0),
+            check=False,  # the command tunes the model inside
+        )
 
 
 def _held(strategy: Any) -> Any:

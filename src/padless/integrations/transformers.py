@@ -149,6 +149,8 @@ class PadlessMixin:
         """The host's log with padless' figures in it."""
         if self.padless.options.log and "loss" in logs:
             logs.update(self.padless.figures.take(self.padless.world))
+            if self.padless.options.token_budget == "auto":
+                logs["padless/token_budget"] = self.padless.budget
         super().log(logs, start_time)  # type: ignore[misc]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from padless.tuning.memory import AllocationMeter, OutOfLimit, parse_bytes
-from padless.tuning.profile import DEFAULT_PATH, PATH_VARIABLE, Profile, load_profile
-from padless.tuning.search import Trial, tune
+from padless.tuning.profile import DEFAULT_PATH, PATH_VARIABLE, Profile, load_profile, profile_path
+from padless.tuning.search import Trial, memory_limit_of, tune
 
 __all__ = [
     "DEFAULT_PATH",
@@ -14,6 +14,8 @@ __all__ = [
     "Profile",
     "Trial",
     "load_profile",
+    "memory_limit_of",
     "parse_bytes",
+    "profile_path",
     "tune",
 ]

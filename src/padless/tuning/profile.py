@@ -12,7 +12,7 @@ from padless.cost import CostModel
 from padless.errors import PadlessError
 from padless.lengths import positive_int
 
-__all__ = ["DEFAULT_PATH", "PATH_VARIABLE", "Profile", "describe", "load_profile"]
+__all__ = ["DEFAULT_PATH", "PATH_VARIABLE", "Profile", "describe", "load_profile", "profile_path"]
 
 DEFAULT_PATH = "padless-profile.json"
 PATH_VARIABLE = "PADLESS_PROFILE"
@@ -56,7 +56,10 @@ class Profile:
         """Write it as JSON; `load_profile` reads it back equal."""
         place = Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
+        half = place.with_name(f"{place.name}.{os.getpid()}.tmp")  # ranks read it while another writes
+        half.write_text(text, encoding="utf-8")
+        half.replace(place)
         return place
 
     @classmethod
@@ -87,6 +90,15 @@ def describe(model: Any) -> str:
     return f"{type(inner).__name__.removeprefix('FSDP')}:{count}"
 
 
+def profile_path(path: str | Path | None = None) -> Path:
+    """Where a profile is looked for: ``path``, else ``$PADLESS_PROFILE``, else the working directory.
+
+    >>> profile_path("kept.json").name
+    'kept.json'
+    """
+    return Path(path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH)
+
+
 def load_profile(path: str | Path | None = None, *, model: Any = None) -> Profile:
     """The profile at ``path``, at ``$PADLESS_PROFILE``, or in the working directory.
 
@@ -97,7 +109,7 @@ def load_profile(path: str | Path | None = None, *, model: Any = None) -> Profil
     Raises:
         PadlessError: no profile there, or one of another model.
     """
-    place = path or os.environ.get(PATH_VARIABLE) or DEFAULT_PATH
+    place = profile_path(path)
     profile = Profile.load(place)
     if model is not None and profile.model and describe(model) != profile.model:
         raise PadlessError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,11 +20,12 @@ from padless.lengths import positive_int
 from padless.tuning.memory import AllocationMeter, free_cached, is_out_of_memory, parse_bytes
 from padless.tuning.profile import Profile, describe
 
-__all__ = ["StepFunction", "Trial", "tune"]
+__all__ = ["StepFunction", "Trial", "memory_limit_of", "tune"]
 
 StepFunction: TypeAlias = Callable[[nn.Module, int, int], None]
 """Runs the forward and backward of one micro-batch of (rows, width) and leaves gradients in place."""
 
+_BROKEN = -1  # a trial that failed, not for want of memory
 _SHORT = 16  # the shape of many short rows is this much narrower than the longest row
 
 
@@ -49,6 +52,8 @@ def tune(
     calibrate_seconds: float = 30.0,
     on_trial: Callable[[Trial], None] | None = None,
     process_group: Any = None,
+    rows_together: int = 1,
+    also_held: int = 0,
 ) -> Profile:
     """Find the largest number of padded tokens whose forward and backward fit in memory.
 
@@ -56,8 +61,8 @@ def tune(
     row). Candidates double until one does not fit, then the bracket is halved. Gradients and the optimizer's state
     are counted whether they exist yet or not.
 
-    The model's parameters, buffers, gradients and mode, and the random state, are as before afterwards; the optimizer
-    is never stepped.
+    The model's parameters, buffers, gradients and mode, and the random states of torch, NumPy and Python, are as before
+    afterwards; the optimizer is never stepped.
 
     Args:
         model: on the device where it will train.
@@ -71,10 +76,14 @@ def tune(
         tolerance: the result is within this share of the largest that fits.
         calibrate_seconds: time spent on measuring what micro-batches cost; 0 leaves the cost model out.
         on_trial: called after each trial.
-        process_group: ranks that agree on every trial and take the smallest result.
+        process_group: ranks that agree on every trial and take the smallest result. The step itself must not
+            communicate: a rank that runs out of memory inside a collective would leave the others waiting.
+        rows_together: rows that always share a micro-batch (2 for preference pairs): the smallest budget tried.
+        also_held: bytes that stay in memory beside model and optimizer (a reference model). A GPU counts them itself.
 
     Raises:
         PadlessError: one row of ``max_length`` does not fit, or no limit is known.
+        Exception: what a step raised that is not about memory. The other ranks then raise a `PadlessError`.
 
     >>> from transformers import AutoModelForCausalLM, Qwen2Config
     >>> config = Qwen2Config(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
@@ -85,14 +94,17 @@ def tune(
     True
     """
     longest = positive_int(max_length, name="max_length")
-    top = longest * 1024 if max_budget is None else positive_int(max_budget, name="max_budget", minimum=longest)
+    least = longest * positive_int(rows_together, name="rows_together")
+    top = least * 1024 if max_budget is None else positive_int(max_budget, name="max_budget", minimum=least)
     if not 0 <= headroom < 1:
         raise PadlessError(f"headroom={headroom!r}; expected a share of at least 0 and below 1")
     device = next(model.parameters()).device
-    limit = _limit(device, memory_limit)
+    limit = memory_limit_of(device, memory_limit)
     run = step or language_model_step
     trials: list[Trial] = []
-    with _untouched(model, optimizer) as held:
+    # An evaluation may be what asks: trials need gradients all the same.
+    with torch.inference_mode(False), torch.enable_grad(), _untouched(model, optimizer) as held_by_model:
+        held = held_by_model + also_held
         bench = _Bench(model, run, device, int(limit * (1 - headroom)), held, process_group)
 
         def fits(budget: int) -> bool:
@@ -105,14 +117,16 @@ def tune(
                     return False
             return True
 
-        budget = _largest(fits, longest, top, tolerance)
+        budget = _largest(fits, least, top, tolerance)
         if budget is None:
+            what = "one row" if rows_together == 1 else f"{rows_together} rows"
             raise PadlessError(
-                f"one row of {longest} tokens does not fit in {int(limit * (1 - headroom)):,} bytes ({held:,} of them"
+                f"{what} of {longest} tokens {'does' if rows_together == 1 else 'do'} not fit in"
+                f" {int(limit * (1 - headroom)):,} bytes ({held:,} of them"
                 " are the model, its gradients and optimizer state): raise memory_limit, lower headroom or max_length,"
                 " or use gradient checkpointing or another optimizer"
             )
-        cost = bench.calibrate(budget, longest, calibrate_seconds) if calibrate_seconds > 0 else None
+        cost, untimed = bench.calibrate(budget, longest, calibrate_seconds) if calibrate_seconds > 0 else (None, "")
     return Profile(
         token_budget=budget,
         cost=cost,
@@ -128,6 +142,7 @@ def tune(
             "headroom": headroom,
             "torch": torch.__version__,
             "machine": platform.machine(),
+            **({"no cost model": untimed} if untimed else {}),
         },
     )
 
@@ -193,13 +208,14 @@ class _Bench:
             ok = peak <= self.limit
         except Exception as error:
             if not is_out_of_memory(error):
+                self._agree(_BROKEN)
                 raise
             ok = False
             # The traceback holds the frames, and these the activations of the failed pass.
             error.__traceback__ = None
         if not ok:
             free_cached(self.device)
-        return Trial(rows=rows, width=width, fits=self._agree(ok), peak=peak)
+        return Trial(rows=rows, width=width, fits=self._agree(int(ok)), peak=peak)
 
     def _measure(self, rows: int, width: int) -> int:
         if self.device.type == "cuda":
@@ -211,15 +227,18 @@ class _Bench:
             self.step(self.model, rows, width)
         return int(meter.peak)
 
-    def _agree(self, ok: bool) -> bool:
+    def _agree(self, verdict: int) -> bool:
+        """Whether every rank fits; ``verdict`` is 1, 0, or that this rank's step is broken."""
         if self.group is None or not torch.distributed.is_initialized():
-            return ok
-        held = torch.tensor([int(ok)], device=self.device)
+            return bool(verdict)
+        held = torch.tensor([verdict], device=self.device)
         torch.distributed.all_reduce(held, op=torch.distributed.ReduceOp.MIN, group=self.group)
+        if int(held.item()) == _BROKEN and verdict != _BROKEN:
+            raise PadlessError("a trial failed on another rank, not for want of memory: its error says why")
         return bool(held.item())
 
-    def calibrate(self, budget: int, longest: int, seconds: float) -> CostModel:
-        """Time shapes from one short row to the whole budget."""
+    def calibrate(self, budget: int, longest: int, seconds: float) -> tuple[CostModel | None, str]:
+        """Time shapes from one short row to the whole budget; no model, and why, where the time is too short."""
         shapes = set()
         for width in {longest, max(longest // 4, 1), max(longest // _SHORT, 1)}:
             for tokens in {budget, budget // 4, budget // 16, width}:
@@ -232,10 +251,14 @@ class _Bench:
                 torch.cuda.synchronize(self.device)
             return time.perf_counter() - begun
 
-        return CostModel.calibrate(timed, shapes=shapes, max_seconds=seconds)
+        try:
+            return CostModel.calibrate(timed, shapes=shapes, max_seconds=seconds), ""
+        except PadlessError as error:  # the budget that was found must not be lost for it
+            return None, str(error)
 
 
-def _limit(device: torch.device, stated: int | str | None) -> int:
+def memory_limit_of(device: torch.device, stated: int | str | None) -> int:
+    """Bytes that a step may use: those stated, or what is free on a GPU."""
     if stated is not None:
         return parse_bytes(stated)
     if device.type == "cuda":
@@ -259,6 +282,7 @@ def _untouched(model: nn.Module, optimizer: Any) -> Iterator[int]:
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     training = {module: module.training for module in model.modules()}
     states = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    others = random.getstate(), np.random.get_state()  # noqa: NPY002 (the state that a user's code draws from)
     state_bytes, missing = _optimizer_bytes(optimizer, trained)
     room: list[Tensor] = []
     try:
@@ -280,6 +304,8 @@ def _untouched(model: nn.Module, optimizer: Any) -> Iterator[int]:
         torch.set_rng_state(states[0])
         if states[1] is not None:
             torch.cuda.set_rng_state(states[1], device)
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
         free_cached(device, collect=False)
 
 
