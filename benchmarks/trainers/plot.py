@@ -1,39 +1,126 @@
-"""Draw result.json and ranks.json: speed of each trainer arm, idle share of each rank. Writes result.html (Plotly)."""
+"""Write result.json as the tables of README.md and as result.svg.
+
+python benchmarks/trainers/plot.py
+"""
 
 from __future__ import annotations
 
 import json
+from html import escape
 from pathlib import Path
-
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-GREY, BLUE = "#b4b4b4", "#1f77b4"
+BEGIN, END = "<!-- results: written by plot.py -->", "<!-- end of results -->"
+SAME = 1e-3
+
+
+def head(result: dict[str, Any]) -> list[str]:
+    """What was measured where."""
+    machine, versions, setting = result["machine"], result["versions"], result["setting"]
+    names = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl") if name in versions)
+    told = (
+        f"{machine['processor']}, {result['threads']} thread, {names}, Python {versions['python']}; lengths"
+        f" {result['lengths']}, times {setting['sft_scale']:g} (SFT) and {setting['grpo_scale']:g} (GRPO); token budget"
+        f" {setting['sft_budget']:,}; {setting['repeats']} repeats; load before {result['load_before']:.1f}; commit"
+        f" {result['commit']}; {result['run_seconds']:.0f} s in all."
+    )
+    return [told, ""]
+
+
+def arms(rows: list[dict[str, Any]]) -> list[str]:
+    """Arms of SFT or GRPO."""
+    lines = [
+        "| arm | step | processor | vs host | from to | real tokens/s | occupancy | passes | most | same steps |",
+        "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for row in rows:
+        each = row["times_host_each"]
+        same = all(d is not None and d <= SAME for d in (row["loss_difference"], row["gradient_difference"]))
+        cells = [
+            row["arm"],
+            f"{row['step_seconds']:.3g} s",
+            f"{row['step_cpu_seconds']:.3g} s",
+            f"{row['times_host']:.2f} x",
+            f"{min(each):.2f} to {max(each):.2f}",
+            f"{row['real_tokens_per_second']:,.0f}",
+            f"{row['occupancy']:.1%}",
+            f"{row['passes_per_step']:.1f}",
+            f"{row['most_positions']:,}",
+            f"yes ({row['gradient_difference']:.0e})" if same else "no",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def ranks(found: dict[str, Any]) -> list[str]:
+    """Arms of several processes."""
+    told = found["setting"]
+    what = (
+        f"{found['sequences']} sequences, {found['real_tokens']:,} real tokens (lengths times {told['scale']:g}),"
+        f" {told['ranks']} processes on {found['cores']} cores, {told['repeats']} repeats."
+    )
+    lines = [
+        what,
+        "",
+        "| arm | makespan | idle | idle of each rank | planned idle | micro-batches | occupancy | wall clock |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for row in found["arms"]:
+        planned = row["planned_idle_share"]
+        cells = [
+            row["arm"],
+            f"{row['makespan_seconds']:.2f} s",
+            f"{row['idle_share']:.1%}",
+            ", ".join(f"{share:.1%}" for share in row["idle_share_per_rank"]),
+            "-" if planned is None else f"{planned:.1%}",
+            str(row["micro_batches"]),
+            f"{row['occupancy']:.1%}",
+            f"{row['wall_seconds']:.1f} s",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def svg(result: dict[str, Any]) -> str:
+    """Bars: speed against the host's default, and idle shares."""
+    bars: list[tuple[str, float, str, bool]] = []
+    for part in ("sft", "grpo"):
+        rows = result.get(part, [])
+        most = max((row["times_host"] for row in rows), default=1.0)
+        for row in rows:
+            ours = row["arm"].startswith("padless")
+            bars.append((f"{part.upper()}: {row['arm']}", row["times_host"] / most, f"{row['times_host']:.2f} x", ours))
+    for row in result.get("ranks", {}).get("arms", []):
+        share = row["idle_share"]
+        bars.append((f"idle: {row['arm']}", share, f"{share:.1%}", row["arm"] == "global regrouping"))
+    rows = []
+    for at, (label, share, text, ours) in enumerate(bars):
+        y = 10 + 26 * at
+        colour = "#1768ac" if ours else "#9a9a94"
+        rows.append(f'<text x="292" y="{y + 14}" text-anchor="end">{escape(label)}</text>')
+        rows.append(f'<rect x="300" y="{y}" width="{300 * share:.1f}" height="19" fill="{colour}"/>')
+        rows.append(f'<text x="{306 + 300 * share:.1f}" y="{y + 14}">{escape(text)}</text>')
+    style = "text{font:13px system-ui,sans-serif;fill:#444}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
+    view = f'viewBox="0 0 720 {26 * len(bars) + 20}" role="img" aria-label="Trainer benchmark"'
+    body = "\n".join(rows)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {view}>\n<style>{style}</style>\n{body}\n</svg>\n'
 
 
 def main() -> None:
     result = json.loads((HERE / "result.json").read_text())
-    titles = ["SFT: real tokens per second", "GRPO: real tokens per second", "idle share per rank (FSDP2)"]
-    figure = make_subplots(rows=1, cols=3, subplot_titles=titles)
-    for column, part in enumerate(("sft", "grpo"), start=1):
-        rows = result.get(part, [])
-        bar = go.Bar(
-            x=[row["arm"] for row in rows],
-            y=[row["real_tokens_per_second"] for row in rows],
-            text=[f"{row['times_host']:.2f} x" for row in rows],
-            marker_color=[BLUE if row["arm"] == "padless" else GREY for row in rows],
-            showlegend=False,
-        )
-        figure.add_trace(bar, row=1, col=column)
-    ranks = HERE / "ranks.json"
-    if ranks.exists():
-        for arm in json.loads(ranks.read_text())["arms"]:
-            shares = arm["idle_share_per_rank"]
-            bar = go.Bar(x=[f"rank {rank}" for rank in range(len(shares))], y=shares, name=arm["arm"])
-            figure.add_trace(bar, row=1, col=3)
-    figure.update_layout(template="plotly_white", height=460, title=f"Trainers, commit {result['commit']}")
-    figure.write_html(HERE / "result.html", include_plotlyjs=True)
+    lines = head(result)
+    for part, title in (("sft", "SFT (`mix_sft_general`)"), ("grpo", "GRPO (`mix_rl_gsm8k_heavy`)")):
+        if part in result:
+            lines += [f"**{title}**", "", *arms(result[part])]
+    if "ranks" in result:
+        lines += ["**Four processes, FSDP2**", "", *ranks(result["ranks"])]
+    lines += [f"* {'holds' if claim['holds'] else 'FAILS'}: {claim['claim']}" for claim in result["claims"]]
+    readme = HERE / "README.md"
+    before, rest = readme.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}")
+    (HERE / "result.svg").write_text(svg(result))
 
 
 if __name__ == "__main__":
