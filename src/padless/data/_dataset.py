@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from padless.data._corpus import Sampled
-from padless.data._step import MicroBatch
+from padless.data._microbatch import MicroBatch
 from padless.errors import PadlessError
 
 __all__ = ["WEIGHT", "SampledRows", "cut_row", "without_targets"]
@@ -42,14 +42,15 @@ class SampledRows:
             raise PadlessError(
                 "these rows are fetched by the sampler's micro-batches: pass it as batch_sampler=, unwrapped"
             )
-        starts = self._sampled.starts_of(batch.sequences)
-        lengths = batch.lengths if batch.lengths.ndim == 1 else None
+        starts, weights = self._sampled.starts_of(batch.sequences), batch.weights
+        held = batch.lengths
+        lengths = held if held.ndim == 1 else None
         rows = []
         for i, index in enumerate(batch):
             row = self.dataset[index]
             if lengths is not None:
                 row = cut_row(row, int(starts[i]), int(lengths[i]))
-            rows.append(row if batch.weights[i] else without_targets(row, index))
+            rows.append(row if weights[i] else without_targets(row, index))
         return rows
 
 

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from padless.data._epoch import Corpus
 from padless.data._step import StepPlan
 from padless.metrics import Neighbours
-from padless.planning.bucket import step_sums
+from padless.planning.slices import count_groups
 
 __all__ = ["Diagnostics"]
 
@@ -91,26 +92,33 @@ class Diagnostics:
         if start == stop:
             return
         first, behind = start * plan.ranks, stop * plan.ranks
-        offsets, members = plan.offsets[first : behind + 1], plan.members
-        slots = plan.order[offsets[0] : offsets[-1]]
-        idle = int((offsets[1:] == offsets[:-1]).sum())
-        lengths = corpus.lengths
-        ran = members.sequences[slots]
-        if members.weights is not None:
-            ran = ran[members.weights[slots] > 0]
-        self.sequences += len(ran)
-        self.repeated += len(slots) - len(ran) + idle * len(plan.filler)
-        self.real_tokens += step_sums(lengths, ran) if lengths.ndim == 1 else int(lengths[ran].sum(dtype=np.int64))
+        offsets, weights = plan.offsets[first : behind + 1], plan.members.weights
+        chain = _to_array(self.neighbours)
+        ran, real, idle = count_groups(plan.held(corpus), weights, plan.order, offsets, plan.ranks, chain)
+        self.neighbours = _from_array(chain)
+        self.sequences += ran
+        self.repeated += int(offsets[-1] - offsets[0]) - ran + idle * len(plan.filler)
+        self.real_tokens += real
         self.padded_tokens += int(plan.padded[start:stop].sum())
         self.micro_batches += behind - first
         self.idle += idle
-        for place in range(start, stop):
-            rows = members.sequences[plan.group(place, 0)]
-            total = step_sums(lengths, rows) if lengths.ndim == 1 else int(lengths[rows].sum(dtype=np.int64))
-            self.neighbours.add(total / len(rows) if len(rows) else math.nan)
         if stop == plan.steps:
             self.steps += 1
             self.step_tokens += plan.tokens
             self.step_tokens_squared += float(plan.tokens) ** 2
             self.smallest_step = plan.tokens if self.smallest_step is None else min(self.smallest_step, plan.tokens)
             self.largest_step = plan.tokens if self.largest_step is None else max(self.largest_step, plan.tokens)
+
+
+def _to_array(chain: Neighbours) -> npt.NDArray[np.float64]:
+    last = math.nan if chain.last is None else chain.last
+    return np.array(
+        [chain.pairs, chain.before, chain.after, chain.before_squared, chain.after_squared, chain.product, last]
+    )
+
+
+def _from_array(values: npt.NDArray[np.float64]) -> Neighbours:
+    pairs, before, after, before_squared, after_squared, product, last = values.tolist()
+    return Neighbours(
+        int(pairs), before, after, before_squared, after_squared, product, None if math.isnan(last) else last
+    )

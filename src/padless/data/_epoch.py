@@ -106,7 +106,7 @@ class Members:
     Attributes:
         step: its number in the epoch.
         sequences: (S,) the sequences.
-        units: (S,) the unit of each.
+        units: (S,) the unit of each, or ``None`` where each is one.
         weights: (S,) the weight of each, or ``None`` for 1.
         clusters: (c + 1,) offsets of the tight clusters that a pool gave it, to run as micro-batches, or ``None``.
         arranged_for, places: ranks and micro-steps that the clusters are meant for.
@@ -114,7 +114,7 @@ class Members:
 
     step: int
     sequences: Index
-    units: Index
+    units: Index | None
     weights: npt.NDArray[np.float64] | None = None
     clusters: Index | None = None
     arranged_for: int = 0
@@ -277,6 +277,20 @@ class Epoch:
             units=np.concatenate([of_unit, of_more + len(units)]),
             weights=np.concatenate([np.ones(len(sequences)), np.zeros(len(more))]),
         )
+
+    @property
+    def sliced(self) -> int:
+        """So many of the first steps are simply the entries between `edges`, each with weight 1."""
+        how = self.settings
+        if how.grouping in ("pool", "range"):
+            return 0
+        return self.whole_steps if how.tail == "repeat" else self.steps
+
+    def edges(self, first: int, behind: int) -> Index:
+        """Where the entries of the steps ``first`` to ``behind - 1`` start, and the end: (behind - first + 1,)."""
+        if self.bounds is not None:
+            return self.bounds[first : behind + 1]
+        return np.minimum(np.arange(first, behind + 1) * self._per_step, len(self.entries))
 
     # --- private
 

@@ -1,29 +1,22 @@
-"""Iterators of a sampler: one micro-batch after the other, each with the place that follows it."""
+"""Iterators of a sampler: one micro-batch after the other."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from padless.data._epoch import Epoch
+from padless.data._microbatch import MicroBatch, Running
 from padless.data._state import Position, refuse_if_different
-from padless.data._step import MicroBatch, StepPlan, split_parts
+from padless.data._step import StepPlan, split_parts
+from padless.errors import PadlessError
 
 if TYPE_CHECKING:
     from padless.data.sampler import TokenBudgetSampler
 
-__all__ = ["Place", "SamplerIterator"]
+__all__ = ["SamplerIterator"]
 
-
-class Place:
-    """What an iterator knows of a micro-batch that it hands out, and the sampler needs when it is consumed."""
-
-    __slots__ = ("after", "epoch", "plan")
-
-    def __init__(self, plan: StepPlan, epoch: Epoch, after: Position) -> None:
-        self.plan, self.epoch, self.after = plan, epoch, after
+_AHEAD = 64  # steps that are planned in one call, once an iteration is under way
 
 
 class SamplerIterator(Iterator[MicroBatch]):
@@ -34,57 +27,55 @@ class SamplerIterator(Iterator[MicroBatch]):
         self._go_to(start)
 
     def _go_to(self, position: Position) -> None:
-        self._position = position
-        self._number = position.epoch
+        self._start, self._run = position, None
         self._epoch = self._sampler._epoch(position)
-        self._plan: StepPlan | None = None
-        self._parts, self._next = split_parts(position.parts, self._sampler.ranks)
+        self._parts, self._place = split_parts(position.parts, self._sampler.ranks)
+        self._planned: deque[StepPlan] = deque()
+        self._ahead = 1
+
+    _run: Running | None
 
     def __iter__(self) -> SamplerIterator:
         return self
 
     def __next__(self) -> MicroBatch:
-        position = self._position
-        if position.epoch != self._number or position.step >= self._epoch.steps:
+        run, place = self._run, self._place
+        if run is None or place == run.places:
+            run = self._next_run()
+            place = self._place
+        batch = run.batch(place)
+        self._place = place + 1
+        self._sampler._issue(batch)
+        return batch
+
+    def _next_run(self) -> Running:
+        """The step that follows; steps are planned in growing numbers, so that the first is there at once."""
+        sampler, before = self._sampler, self._run
+        step = self._start.step if before is None else before.step + 1
+        if step >= self._epoch.steps:
             raise StopIteration
-        if self._plan is None:
-            self._plan = self._sampler._plan(self._epoch, position.step, self._parts)
-        plan, place = self._plan, self._next
-        batch = self._batch(plan, place)
-        self._position = self._after(plan, place)
-        self._next += 1
-        if batch.ends_step:
-            self._plan, self._parts, self._next = None, (), 0
-        self._sampler._issue(Place(plan, self._epoch, self._position), batch)
-        return batch
-
-    def _after(self, plan: StepPlan, place: int) -> Position:
-        now = self._position
-        if place + 1 < plan.steps:
-            parts = (*self._parts, (plan.ranks, place + 1))
-            return Position(epoch=now.epoch, step=now.step, parts=parts, arranged_for=now.arranged_for)
-        if now.step + 1 < self._epoch.steps:
-            return Position(epoch=now.epoch, step=now.step + 1, arranged_for=now.arranged_for)
-        return Position(epoch=now.epoch + 1, arranged_for=self._sampler.ranks)
-
-    def _batch(self, plan: StepPlan, place: int) -> MicroBatch:
-        sampled, members = self._sampler._sampled, plan.members
-        places = plan.group(place, self._sampler.rank)
-        if len(places):
-            weights = np.ones(len(places)) if members.weights is None else members.weights[places]
+        parts = self._parts
+        if parts:
+            plan = sampler._plan(self._epoch, step, parts)
         else:
-            places = plan.filler
-            weights = np.zeros(len(places))
-        sequences = members.sequences[places]
-        batch = MicroBatch(sampled.rows_of(sequences))
-        batch.sequences = sequences
-        batch.lengths = sampled.corpus.lengths[sequences]
-        batch.weights = weights
-        batch.epoch, batch.step = self._number, members.step
-        batch.place, batch.places = place, plan.steps
-        batch.ends_step = place + 1 == plan.steps
-        batch.step_sequences, batch.step_tokens, batch.step_targets = plan.sequences, plan.tokens, plan.targets
-        return batch
+            if not self._planned:
+                self._planned.extend(sampler._plans(self._epoch, step, step + self._ahead))
+                self._ahead = min(2 * self._ahead, _AHEAD)
+            plan = self._planned.popleft()
+        if before is not None:
+            self._place = 0
+        elif self._place >= plan.steps:
+            raise PadlessError(
+                f"the state says that {self._place} micro-steps of step {step} ran, which has {plan.steps}:"
+                " it was not saved with these grouping options"
+            )
+        self._parts = ()
+        self._run = Running(plan, self._epoch, sampler._sampled, sampler.rank, parts)
+        return self._run
+
+    @property
+    def _position(self) -> Position:
+        return self._start if self._run is None else self._run.after(self._place - 1)
 
     def state_dict(self) -> dict[str, Any]:
         """What this iterator has handed out; ``StatefulDataLoader`` saves it with each micro-batch."""

@@ -4,65 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from padless.cost import CostModel
-from padless.data._epoch import Corpus, Members
+from padless.data._epoch import Corpus, Epoch, Members
 from padless.errors import PadlessError
 from padless.plan import Plan
-from padless.planning.bucket import deal, mix, step_sums
+from padless.planning.bucket import deal, deal_steps, mix
 from padless.planning.items import Rounding
-from padless.planning.lean import lean_groups
+from padless.planning.lean import LeanSteps, lean_groups, lean_steps
 from padless.planning.microbatch import microbatch
+from padless.planning.slices import step_sums
 
-__all__ = ["GROUPING_METHODS", "SAMPLER_COST", "Grouper", "GroupingMethod", "MicroBatch", "StepPlan", "split_parts"]
+__all__ = ["GROUPING_METHODS", "SAMPLER_COST", "Grouper", "GroupingMethod", "StepPlan", "split_parts"]
 
 Index = npt.NDArray[np.int64]
 GroupingMethod = Literal["fixed", "greedy", "balanced", "lean"]
 _NOBODY: Index = np.empty(0, dtype=np.int64)
+_COUNTED = 256  # steps that are planned at once only to be counted
 GROUPING_METHODS = ("fixed", "greedy", "balanced", "lean")
-
-
-class MicroBatch(list[int]):
-    """The dataset rows of one micro-batch: a list of ints, as a batch sampler yields them, that knows its place.
-
-    Attributes:
-        sequences: (rows,) the places of these rows in the sampler's lengths.
-        lengths: (rows,) or (rows, F) their tokens.
-        weights: (rows,) 1.0, or 0.0 for a row that only keeps a rank busy, or fills the last step.
-        epoch, step: the optimizer step, counted from 0 in each epoch.
-        place, places: this micro-batch among those that a rank runs in the step.
-        ends_step: whether the optimizer step ends with it.
-        step_sequences, step_tokens, step_targets: of the whole step over all ranks, zero-weight rows left out: the
-            denominators of a mean loss, known without communication (``step_targets`` is ``None`` where the sampler was
-            not given targets).
-    """
-
-    sequences: Index
-    lengths: npt.NDArray[Any]
-    weights: npt.NDArray[np.float64]
-    epoch: int
-    step: int
-    place: int
-    places: int
-    ends_step: bool
-    step_sequences: int
-    step_tokens: int
-    step_targets: int | None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A worker process needs the rows and weights, and the place costs little more."""
-        return _rebuild, (list(self), self.__dict__)
-
-
-def _rebuild(rows: list[int], attributes: dict[str, Any]) -> MicroBatch:
-    batch = MicroBatch(rows)
-    batch.__dict__.update(attributes)
-    return batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,10 +57,9 @@ class StepPlan:
         g = place * self.ranks + rank
         return self.order[self.offsets[g] : self.offsets[g + 1]]
 
-    @cached_property
-    def rows(self) -> Index:
-        """Sequences in each group, (K, ranks)."""
-        return np.diff(self.offsets).reshape(self.steps, self.ranks)
+    def held(self, corpus: Corpus) -> Index:
+        """Tokens of each member, (S,) int64."""
+        return _tokens(corpus, self.members.sequences)
 
     def left_after(self, places: int) -> Members:
         """The members that have not run after so many micro-steps, in their canonical order."""
@@ -106,7 +68,7 @@ class StepPlan:
         return Members(
             step=members.step,
             sequences=members.sequences[behind],
-            units=members.units[behind],
+            units=None if members.units is None else members.units[behind],
             weights=None if members.weights is None else members.weights[behind],
         )
 
@@ -147,6 +109,84 @@ class Grouper:
                 )
             members = plan.left_after(places)
         return self._group(corpus, members, ranks, mix(seed, len(parts)), totals)
+
+    def plans(self, corpus: Corpus, epoch: Epoch, first: int, behind: int, ranks: int) -> list[StepPlan]:
+        """Group the steps ``first`` to ``behind - 1`` whole: as `resume` without parts, many at once where that can be.
+
+        At least one of them, perhaps fewer than asked for.
+        """
+        behind = min(behind, epoch.sliced) if self._many(corpus) else 0
+        if behind <= first:
+            return [self.resume(corpus, epoch.members(first), (), ranks, mix(epoch.seed, 5, first))]
+        edges = epoch.edges(first, behind)  # (B + 1,)
+        sequences = epoch.entries[edges[0] : edges[-1]].astype(np.int64)  # (S,)
+        bounds = edges - edges[0]
+        lean = self._lean(corpus, sequences, bounds, ranks)
+        starts = bounds.tolist()
+        steps, tokens, shortest = lean.steps.tolist(), lean.tokens.tolist(), lean.shortest.tolist()
+        order, offsets, padded, idle = self._dealt(corpus, sequences, bounds, lean, ranks, epoch.seed, first)
+        plans = []
+        for b, count in enumerate(steps):
+            start, stop, groups = starts[b], starts[b + 1], count * ranks
+            held = sequences[start:stop]
+            plans.append(
+                StepPlan(
+                    members=Members(step=first + b, sequences=held, units=None),
+                    ranks=ranks,
+                    steps=count,
+                    order=order[start:stop],
+                    offsets=offsets[b, : groups + 1],
+                    padded=padded[b, :groups].reshape(count, ranks),
+                    filler=np.array([shortest[b]]) if idle[b] else _NOBODY,
+                    sequences=stop - start,
+                    tokens=tokens[b],
+                    targets=None if corpus.targets is None else step_sums(corpus.targets, held),
+                )
+            )
+        return plans
+
+    def places(self, corpus: Corpus, epoch: Epoch, ranks: int) -> Index:
+        """Micro-steps of every step of an epoch, (steps,)."""
+        counted: list[Index] = []
+        sliced = epoch.sliced if self._many(corpus) else 0
+        for first in range(0, sliced, _COUNTED):
+            edges = epoch.edges(first, min(first + _COUNTED, sliced))
+            counted.append(self._lean(corpus, epoch.entries[edges[0] : edges[-1]], edges - edges[0], ranks).steps)
+        rest = [self.plans(corpus, epoch, step, step + 1, ranks)[0].steps for step in range(sliced, epoch.steps)]
+        return np.concatenate([*counted, np.array(rest, dtype=np.int64)])
+
+    def _many(self, corpus: Corpus) -> bool:
+        return self.method == "lean" and corpus.uniform and self.ladder is None
+
+    def _lean(self, corpus: Corpus, members: npt.NDArray[Any], bounds: Index, ranks: int) -> LeanSteps:
+        return lean_steps(
+            corpus.lengths,
+            members,
+            bounds,
+            self.token_budget,
+            ranks=ranks,
+            multiple_of=self.multiple_of,
+            max_sequences=self.max_sequences,
+            every=self.microbatches_multiple_of,
+            cost=self.cost,
+        )
+
+    def _dealt(
+        self, corpus: Corpus, sequences: Index, bounds: Index, lean: LeanSteps, ranks: int, seed: int, first: int
+    ) -> tuple[Index, Index, Index, list[bool]]:
+        """Order, offsets and padded tokens as ranks run them, and whether a step has idle ranks, (B,)."""
+        offsets, padded = lean.offsets, lean.padded
+        groups = lean.steps * ranks  # (B,)
+        within = np.arange(padded.shape[1]) < groups[:, None]  # (B, room)
+        empty = within & (padded == 0)
+        idle = empty.any(axis=1)
+        if idle.any():
+            shortest = corpus.lengths[sequences[bounds[:-1] + lean.shortest]]  # (B,)
+            padded = np.where(empty, self.rounding.up(shortest.astype(np.int64))[:, None], padded)
+        order = lean.order
+        if not self.in_order:
+            order, offsets, padded = deal_steps(order, bounds, offsets, padded, lean.steps, ranks, seed, first)
+        return order, offsets, padded, idle.tolist()
 
     def _group(
         self, corpus: Corpus, members: Members, ranks: int, seed: int, totals: tuple[int, int, int | None]
@@ -237,9 +277,8 @@ class Grouper:
         """The unit that an idle rank runs, as places in the members, and its padded tokens."""
         totals = lengths if lengths.ndim == 1 else lengths.sum(axis=1)
         shortest = int(totals.argmin())
-        filler = (
-            np.array([shortest]) if corpus.units is None else np.flatnonzero(members.units == members.units[shortest])
-        )
+        units = members.units if corpus.units is not None else None
+        filler = np.array([shortest]) if units is None else np.flatnonzero(units == units[shortest])
         width = self.rounding.up(lengths[filler].max(axis=0))
         return filler, len(filler) * int(width.sum())
 
@@ -264,7 +303,12 @@ def split_parts(parts: tuple[tuple[int, int], ...], ranks: int) -> tuple[tuple[t
 def _totals(corpus: Corpus, members: Members) -> tuple[int, int, int | None]:
     """Sequences, tokens and targets of a step, zero-weight members left out."""
     real = members.sequences if members.weights is None else members.sequences[members.weights > 0]
-    flat = corpus.lengths.ndim == 1
-    tokens = step_sums(corpus.lengths, real) if flat else int(corpus.lengths[real].sum(dtype=np.int64))
+    tokens = step_sums(corpus.lengths, real) if corpus.lengths.ndim == 1 else int(_tokens(corpus, real).sum())
     targets = None if corpus.targets is None else step_sums(corpus.targets, real)
     return len(real), tokens, targets
+
+
+def _tokens(corpus: Corpus, sequences: Index) -> Index:
+    """Tokens of some sequences over all fields, (S,) int64."""
+    held = corpus.lengths[sequences]
+    return held.astype(np.int64) if held.ndim == 1 else np.asarray(held.sum(axis=1, dtype=np.int64))

@@ -14,10 +14,11 @@ from padless.data._corpus import Sampled, open_corpus
 from padless.data._dataset import SampledRows
 from padless.data._diagnostics import Diagnostics
 from padless.data._epoch import Counting, Epoch, Grouping, Settings, Tail
-from padless.data._iterate import Place, SamplerIterator
+from padless.data._iterate import SamplerIterator
+from padless.data._microbatch import MicroBatch, Running
 from padless.data._ranks import find_ranks, require_agreement
 from padless.data._state import FORMAT, Position, fingerprint, refuse_if_different
-from padless.data._step import GROUPING_METHODS, SAMPLER_COST, Grouper, GroupingMethod, MicroBatch, StepPlan
+from padless.data._step import GROUPING_METHODS, SAMPLER_COST, Grouper, GroupingMethod, StepPlan
 from padless.errors import PadlessError, choose
 from padless.lengths import Lengths, positive_int
 from padless.planning.bucket import mix
@@ -157,12 +158,13 @@ class TokenBudgetSampler:
         self._mine = self._describe()
         if distributed and check_ranks:
             require_agreement(self._mine)
-        self._position = Position(arranged_for=self.ranks)
-        self._start = self._position
+        self._begin = self._start = Position(arranged_for=self.ranks)
+        self._run: Running | None = None
+        self._noted = self._done = 0
         self._diagnostics = self._start_diagnostics = Diagnostics()
         self._cache: Epoch | None = None
         self._counted: tuple[tuple[Any, ...], Any] | None = None
-        self._waiting: deque[tuple[Place, MicroBatch]] | None = None
+        self._waiting: deque[MicroBatch] | None = None
         self.current: MicroBatch | None = None
         self._warn_if_nothing()
 
@@ -172,7 +174,7 @@ class TokenBudgetSampler:
         """The rest of the epoch: a batch sampler's iterator that has a state of its own."""
         if self._waiting is not None:
             self._waiting.clear()
-        self._position, self._diagnostics = self._start, self._start_diagnostics + Diagnostics()
+        self._stand(self._start, self._start_diagnostics)
         return SamplerIterator(self, self._start)
 
     def follow(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -189,25 +191,46 @@ class TokenBudgetSampler:
                         "the loader yields more batches than this sampler handed out: it must use the sampler as its"
                         " batch_sampler, unwrapped"
                     )
-                self._consume(*self._waiting.popleft())
+                self._consume(self._waiting.popleft())
                 yield batch
         finally:
             self._waiting = None
 
-    def _issue(self, place: Place, batch: MicroBatch) -> None:
+    def _issue(self, batch: MicroBatch) -> None:
         """An iterator hands out a micro-batch: it counts at once, unless a loop is followed."""
         if self._waiting is None:
-            self._consume(place, batch)
+            self._consume(batch)
         else:
-            self._waiting.append((place, batch))
+            self._waiting.append(batch)
 
-    def _consume(self, place: Place, batch: MicroBatch) -> None:
+    def _consume(self, batch: MicroBatch) -> None:
+        run: Running = batch._of  # type: ignore[assignment]
+        if run is not self._run:
+            self._note()
+            self._run, self._noted = run, batch.place
         self.current = batch
-        self._diagnostics.note(self._sampled.corpus, place.plan, batch.place, batch.place + 1)
-        self._position = place.after
-        if place.after.epoch != batch.epoch:
-            self._diagnostics += self._of_epoch(place.epoch)
-            self._start, self._start_diagnostics = place.after, self.diagnostics
+        self._done = batch.place + 1
+        if self._done == run.places and run.last:
+            self._note()
+            self._diagnostics += self._of_epoch(run.of)
+            self._start, self._start_diagnostics = run.after(batch.place), self.diagnostics
+
+    def _note(self) -> None:
+        """Count what was consumed of the step in work since the last time; per step, because counting takes a while."""
+        run = self._run
+        if run is not None and self._done > self._noted:
+            self._diagnostics.note(self._sampled.corpus, run.plan, self._noted, self._done)
+            self._noted = self._done
+
+    def _stand(self, position: Position, diagnostics: Diagnostics) -> None:
+        """Nothing has been consumed since a position."""
+        self._begin, self._run = position, None
+        self._diagnostics = diagnostics + Diagnostics()
+
+    @property
+    def _position(self) -> Position:
+        """What the loop has consumed."""
+        return self._begin if self._run is None else self._run.after(self._done - 1)
 
     @property
     def at_step_boundary(self) -> bool:
@@ -249,7 +272,7 @@ class TokenBudgetSampler:
         key = (position.epoch, position.arranged_for)
         if self._counted is None or self._counted[0] != key:
             epoch = self._epoch(position)
-            places = [self._plan(epoch, step).steps for step in range(epoch.steps)]
+            places = self._grouper.places(self._sampled.corpus, epoch, self.ranks)
             self._counted = (key, np.cumsum(places, dtype=np.int64))
         return self._counted[1]
 
@@ -264,18 +287,19 @@ class TokenBudgetSampler:
         """Go to the beginning of an epoch. For the current one nothing changes: a loaded place is kept."""
         epoch = positive_int(epoch, name="epoch", minimum=0)
         if epoch != self._position.epoch:
-            self._position = self._start = Position(epoch=epoch, arranged_for=self.ranks)
-            self._start_diagnostics = self.diagnostics
+            self._start, self._start_diagnostics = Position(epoch=epoch, arranged_for=self.ranks), self.diagnostics
+            self._stand(self._start, self._start_diagnostics)
             self.current = None
 
     @property
     def diagnostics(self) -> Diagnostics:
         """Counts over all ranks of what was consumed, over all epochs, restores included."""
+        self._note()
         return self._diagnostics + Diagnostics()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: plain numbers and words, the same on every rank, to be saved at any micro-batch."""
-        return {**self._mine, "position": self._position.to_dict(), "diagnostics": self._diagnostics.to_dict()}
+        return {**self._mine, "position": self._position.to_dict(), "diagnostics": self.diagnostics.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state, with any number of ranks and workers, as often as you like.
@@ -285,9 +309,9 @@ class TokenBudgetSampler:
         """
         mid_step = isinstance(state, Mapping) and bool(state.get("position", {}).get("parts"))
         refuse_if_different(self._mine, state, mid_step=mid_step)
-        self._position = self._start = Position.from_dict(state["position"])
+        self._start = Position.from_dict(state["position"])
         self._start_diagnostics = Diagnostics.from_dict(state.get("diagnostics") or Diagnostics().to_dict())
-        self._diagnostics = self._start_diagnostics + Diagnostics()
+        self._stand(self._start, self._start_diagnostics)
         self.current = None
 
     def rows(self, dataset: Any) -> SampledRows:
@@ -347,6 +371,10 @@ class TokenBudgetSampler:
                 arranged_for=position.arranged_for,
             )
         return made
+
+    def _plans(self, epoch: Epoch, first: int, behind: int) -> list[StepPlan]:
+        """At least one and at most ``behind - first`` whole steps."""
+        return self._grouper.plans(self._sampled.corpus, epoch, first, behind, self.ranks)
 
     def _plan(self, epoch: Epoch, step: int, parts: tuple[tuple[int, int], ...] = ()) -> StepPlan:
         members, seed = epoch.members(step), mix(epoch.seed, 5, step)

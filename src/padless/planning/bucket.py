@@ -19,6 +19,8 @@ __all__ = [
     "cut_by_padded",
     "cut_by_size",
     "cut_by_tokens",
+    "deal",
+    "deal_steps",
     "longest_first",
     "mix",
     "repeats",
@@ -180,9 +182,16 @@ def deal(order: Index, offsets: Index, padded: Index, steps: int, ranks: int, se
     return out
 
 
-def step_sums(lengths: AnyIndex, sequences: Index) -> int:
-    """Tokens of some sequences: ``lengths`` (N,), ``sequences`` (S,)."""
-    return int(_sum_at(lengths, sequences))
+def deal_steps(
+    order: Index, bounds: Index, offsets: Index, padded: Index, steps: Index, ranks: int, seed: int, first: int
+) -> tuple[Index, Index, Index]:
+    """`deal` for B steps at once, step ``first + b`` with the seed ``mix(mix(seed, 5, first + b), 0)``.
+
+    ``order`` (S,) cut by ``bounds`` (B + 1,); a row of ``offsets`` and ``padded`` for each step; ``steps`` (B,).
+    """
+    out = np.empty_like(order), np.empty_like(offsets), np.empty_like(padded)
+    _deal_steps(order, bounds, offsets, padded, steps, ranks, np.uint64(mix(seed, 5)), first, *out)
+    return out
 
 
 @jit
@@ -217,11 +226,36 @@ def _deal(
 
 
 @jit
-def _sum_at(lengths: AnyIndex, sequences: Index) -> Any:
-    total = np.int64(0)
-    for i in sequences:
-        total += lengths[i]
-    return total
+def _deal_steps(
+    order: Index,
+    bounds: Index,
+    offsets: Index,
+    padded: Index,
+    steps: Index,
+    ranks: int,
+    mixed: np.uint64,
+    first: int,
+    out_order: Index,
+    out_offsets: Index,
+    out_padded: Index,
+) -> None:
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    for b in range(len(steps)):
+        start, stop = bounds[b], bounds[b + 1]
+        # mix(mix(seed, 5, step), 0), of which mix(seed, 5) is given.
+        number = _next((mixed ^ np.uint64(first + b)) + golden)
+        seed = _next((_next((golden ^ number) + golden) ^ np.uint64(0)) + golden)
+        _deal(
+            order[start:stop],
+            offsets[b],
+            padded[b],
+            steps[b],
+            ranks,
+            seed,
+            out_order[start:stop],
+            out_offsets[b],
+            out_padded[b],
+        )
 
 
 @jit
