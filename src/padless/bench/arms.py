@@ -210,7 +210,8 @@ class _Regrouped:
 
     def __init__(self, batch: Batch, setting: Setting, *, method: str, plan: Plan | None = None) -> None:
         self.setting, self.method = setting, method
-        self.step = regroup(batch, setting.token_budget, method=method, cost=setting.cost, plan=plan)
+        layout = "right-padded-no-mask" if setting.no_mask else "padded"
+        self.step = regroup(batch, setting.token_budget, layout=layout, method=method, cost=setting.cost, plan=plan)
 
     def __len__(self) -> int:
         return len(self.step)

@@ -37,8 +37,8 @@ _PROBED = 8
 _UPDATES = 3
 """Optimizer steps after which parameters are compared."""
 
-_QUICK, _MORE = 0.2, 6
-"""Arms under this share of the slowest's time run so many more steps, as far as they fit the time of one slow step."""
+_SLOW, _MORE = ("fixed", "truncate"), 6
+"""The other arms run so many more steps, as far as they fit the time of one step of the slowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class BenchOptions:
     seed: int = 0
     masks: bool = True
     checkpointing: bool = False
-    calibration_seconds: float = 6.0
+    calibration_seconds: float = 5.0
 
     def checked(self, workload: Workload) -> BenchOptions:
         """The same with every value checked and the token budget filled in."""
@@ -281,13 +281,13 @@ class _Run:
         """Steps of an arm: those run for comparison only need no more than that takes."""
         if name == ALONE:
             return updates
-        return self.options.repeats if name in self.options.arms else min(2, self.options.repeats)
+        return self.options.repeats if name in self.options.arms else 1
 
     def _more_of_the_quick(self, steps: dict[str, list[Step]], trajectories: dict[str, Trajectory]) -> None:
         """More steps of the arms that take a small part of the slowest's time: theirs is the closest comparison."""
         usual = {name: statistics.median(step.total for step in steps[name]) for name in self.options.arms}
         slowest = max(usual.values())
-        quick = [name for name in self.options.arms if usual[name] < _QUICK * slowest]
+        quick = [name for name in self.options.arms if name not in _SLOW]
         rounds = min(_MORE, int(slowest / sum(usual[name] for name in quick))) if len(quick) > 1 else 0
         for more in range(rounds):
             turn = more % len(quick)

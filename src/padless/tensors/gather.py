@@ -22,16 +22,21 @@ class Cells:
     """What the cells (B, W) of a micro-batch hold.
 
     ``row`` (B, W) or (B, 1): the row of the store. ``token`` (B, W): the token of that row; padding repeats the last
-    one. ``over`` (B, W): how far behind the last token a cell lies; 0 where it is real. ``real`` (B, W): false on
+    one. ``place``, of a shape that broadcasts to it: the same, if the row went on for ever. ``real`` (B, W): false on
     padding. ``document`` (B, W) or (B, 1): which of the micro-batch's sequences.
     """
 
     row: Tensor
     token: Tensor
-    over: Tensor
+    place: Tensor
     real: Tensor
     document: Tensor
     full: bool
+
+    @property
+    def over(self) -> Tensor:
+        """(B, W): how far behind the last token a cell lies; 0 where it is real."""
+        return self.place - self.token
 
     @property
     def document_ids(self) -> Tensor:
@@ -48,9 +53,10 @@ def padded_cells(rows: Tensor, first: Tensor | None, size: Tensor, width: int, *
     last = (size - 1).clamp(min=0)[:, None]  # (k, 1)
     token = torch.minimum(column, last)  # (k, w)
     document = torch.arange(len(rows), device=rows.device)[:, None]  # (k, 1)
-    over = (column - last).clamp(min=0)
     real = column < size[:, None]
-    return Cells(rows[:, None], token if first is None else token + first[:, None], over, real, document, full)
+    if first is not None:
+        column, token = column + first[:, None], token + first[:, None]
+    return Cells(rows[:, None], token, column, real, document, full)
 
 
 def packed_cells(
@@ -66,13 +72,13 @@ def packed_cells(
     place = torch.arange(total, device=rows.device) - (held.cumsum(0) - held)[segment]
     last = (size - 1).clamp(min=0)[segment]
     token = torch.minimum(place, last)
-    over, real = place - token, place < size[segment]
+    real = place < size[segment]
     if first is not None:
-        token = token + first[segment]
+        place, token = place + first[segment], token + first[segment]
     return Cells(
         row=rows[segment].view(shape),
         token=token.view(shape),
-        over=over.view(shape),
+        place=place.view(shape),
         real=real.view(shape),
         document=names[segment].view(shape),
         full=full,
@@ -96,7 +102,7 @@ class TokenIndex:
             if alignment.low is not None:
                 real = (cells.token >= alignment.low[cells.row]) & cells.real
             # What no real cell reads may point outside: a response's cells before it, an empty row at the end.
-            index = index.clamp(0, max(entries - 1, 0))
+            index = index.clamp_(0, max(entries - 1, 0))
             self._known[key] = (index.flatten().to(device), None if real is None else real.to(device))
         return self._known[key]
 
@@ -116,7 +122,9 @@ def gather_tokens(column: Column, index: TokenIndex) -> Tensor:
             if role.pad == "count":
                 values = values + index.cells.over.to(values)[trailing]
             else:
-                values = values.masked_fill(~real[trailing], role.pad)
+                values = values.masked_fill_(~real[trailing], role.pad)  # fresh from the selection above
+    if (role.batch_axis, role.axis) == (0, 1):
+        return values
     placed: Tensor = values.movedim((0, 1), (role.batch_axis, role.axis))
     return placed
 
