@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from padless.planning import run_kernels
-from padless.planning.balanced import Problem
+from padless.planning.problem import Problem
 
 __all__ = ["makespan_bound"]
 

@@ -2,177 +2,200 @@
 
 A step lasts as long as its slowest rank. Steps of several kinds, each with a cap of its own, fit runs that a
 common cap cannot: two sequences of 7,000 tokens and one of 13,000 share a cap of 14,000 well, three of 5,000 need
-another. Arguments as in `run_kernels`, for one field; ``caps`` (T,) float64, and ``slots`` (T,) int64, the runs that
-each kind can take.
+another. For one field. Costs here leave the fixed part of a micro-batch out: ``room`` (T,) float64 is what each kind's
+cap leaves for the rest, and ``slots`` (T,) int64 the runs that each kind can take.
 """
 
 # mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["fill", "improve", "spread"]
+__all__ = ["Rates", "fill", "improve", "spread"]
 
 Array = Any
 
 
+class Rates(NamedTuple):
+    """What a run that starts at item i costs and may hold, for I items from the longest to the shortest.
+
+    Attributes:
+        base: (I,) float64 cost of its columns.
+        unit: (I,) float64 cost of one more sequence.
+        each: (I,) float64, 1 / ``unit``.
+        most: (I,) int64 sequences it may hold within the limits (those of the item itself where it runs alone).
+        work: (I + 1,) float64 cost of the items before i, padding aside.
+        cum: (I + 1,) int64 sequences before i.
+        multiple: runs hold a multiple of so many sequences.
+    """
+
+    base: Array
+    unit: Array
+    each: Array
+    most: Array
+    work: Array
+    cum: Array
+    multiple: int
+
+
 @jit
-def fill(
-    caps: Array,
-    slots: Array,
-    cum: Array,
-    wide: Array,
-    over: Array,
-    own: Array,
-    cost: Array,
-    limits: Array,
-    single: bool,
-    starts: Array,
-    left: Array,
-) -> int:
+def fill(room: Array, slots: Array, rates: Any, starts: Array, used: Array) -> int:
     """Cut the items into runs, each in the kind of step it wastes the least of; runs, or -1 where items are left.
 
     Longest first: of the kinds with a slot left, the one whose cap is used best by real work, so that a
     run of awkward width lands where it fits, and short sequences, which fit anywhere, take what is left.
+    ``starts`` gets the bounds, ``used`` (T,) the cost of each kind's costliest run. Stops where more is wasted than can
+    be.
     """
-    count, kinds, multiple = len(wide), len(caps), limits[2]
-    left[:] = slots
+    cum, work, multiple = rates.cum, rates.work, rates.multiple
+    count, kinds = len(cum) - 1, len(room)
+    plain = multiple == 1 and cum[count] == count  # every item is one sequence
+    left = slots.copy()
+    open_room = room.copy()
+    share = np.empty(kinds)
+    for t in range(kinds):
+        share[t] = 1.0 / room[t] if room[t] > 0.0 else 0.0
+    used[:] = 0.0
+    spare = (room * slots).sum() * (1.0 + 1e-12) - work[count] if rates.unit[0] > 0.0 else np.inf
     i = g = 0
-    while i < count:
-        width = wide[i, 0]
-        base = cost[0] + cost[1] * width
-        unit = width * (cost[2] + cost[3] * width)
-        each = 1.0 / unit if unit > 0 else 1e18
-        rows = cum[i + 1] - cum[i]
-        most = rows if over[i] else min(limits[1], limits[0] // width)
-        ample = most if cum[count] - cum[i] > most else cum[count] - cum[i]
-        chosen, furthest, least = -1, i, 2.0
-        for t in range(kinds):
-            fits = (caps[t] - base) * each + 1e-9
-            if left[t] == 0 or fits < rows:
-                continue
-            n = ample if fits >= ample else int(fits)
-            if multiple > 1 and most >= multiple and n < cum[count] - cum[i]:
-                n -= n % multiple
-                if n == 0:
-                    continue
-            j = i + n if single else max(i + 1, np.searchsorted(cum, cum[i] + n, side="right") - 1)
-            waste = 1.0 - (own[j] - own[i]) / max(caps[t] - cost[0], 1e-300)
-            if waste < least:
-                chosen, furthest, least = t, j, waste
+    while i < count and spare >= 0.0:
+        base, each, before = rates.base[i], rates.each[i], work[i]
+        chosen, rows, best = -1, 0, 0.0
+        if plain:
+            # No branches: which kind is best changes from run to run, and a guess that fails costs more than all this.
+            most = float(min(rates.most[i], count - i))
+            for t in range(kinds):
+                n = int(max(min((open_room[t] - base) * each + 1e-9, most), 0.0))
+                value = (work[i + n] - before) * share[t]
+                better = value > best
+                best = value if better else best
+                chosen = t if better else chosen
+                rows = n if better else rows
+            furthest = i + rows
+        else:
+            furthest = i
+            for t in range(kinds):
+                j = _furthest(i, (open_room[t] - base) * each + 1e-9, rates)
+                value = (work[j] - before) * share[t]
+                if j > i and value > best:
+                    chosen, furthest, best = t, j, value
+            rows = cum[furthest] - cum[i]
         if chosen < 0:
             return -1
         left[chosen] -= 1
+        if left[chosen] == 0:
+            open_room[chosen] = -1.0
+        used[chosen] = max(used[chosen], base + rows * rates.unit[i])
+        spare -= room[chosen] - (work[furthest] - before)
         starts[g] = i
         g += 1
         i = furthest
     starts[g] = count
-    return g
+    return g if i == count else -1
 
 
 @jit
-def spread(
-    caps: Array,
-    slots: Array,
-    base: float,
-    delta: float,
-    top: float,
-    cum: Array,
-    wide: Array,
-    over: Array,
-    own: Array,
-    cost: Array,
-    limits: Array,
-    single: bool,
-) -> float:
-    """Set ``caps`` evenly around a centre, ``delta`` of it apart in all, as low as found: their weighted sum.
+def _furthest(i: int, fits: float, rates: Any) -> int:
+    """Where a run from item i ends that may hold ``fits`` sequences; i where not even the item itself does."""
+    cum, multiple = rates.cum, rates.multiple
+    rest = cum[len(cum) - 1] - cum[i]
+    own, most = cum[i + 1] - cum[i], min(rates.most[i], rest)
+    if fits < own:
+        return i
+    n = most if fits >= most else int(fits)
+    if multiple > 1 and rates.most[i] >= multiple and n < rest:
+        n -= n % multiple
+        if n == 0:
+            return i
+    return max(i + 1, np.searchsorted(cum, cum[i] + n, side="right") - 1)
 
-    The fixed part is not scaled. ``inf`` where nothing near ``base`` is enough.
+
+@jit
+def lowest(most: int, low: float, high: float, near: float, rates: Any, starts: Array) -> tuple[float, int]:
+    """(room, runs) of the smallest common room, to ``near`` of it, with which ``most`` runs are enough.
+
+    ``high`` must do; ``starts`` gets the bounds.
     """
-    kinds = len(caps)
+    room, slots, used = np.empty(1), np.full(1, most), np.empty(1)
+    low = max(low, rates.work[len(rates.work) - 1] / most if rates.unit[0] > 0.0 else 0.0)
+    while high - low > near * high:
+        room[0] = 0.5 * (low + high)
+        if fill(room, slots, rates, starts, used) >= 0:
+            high = room[0]
+        else:
+            low = room[0]
+    room[0] = high
+    return high, fill(room, slots, rates, starts, used)
+
+
+@jit
+def spread(room: Array, slots: Array, centre: float, delta: float, top: float, rates: Any) -> float:
+    """Set ``room`` evenly around a centre, ``delta`` of it apart in all, as low as found: their weighted sum.
+
+    ``inf`` where nothing near ``centre`` is enough. None is over ``top``.
+    """
+    kinds = len(room)
     starts = np.empty(slots.sum() + 2, dtype=np.int64)
-    left = np.empty(kinds, dtype=np.int64)
-    trial = np.empty(kinds)
-    fixed = cost[0]
-    low, high = 0.7 * (base - fixed), 1.3 * (base - fixed)
+    used, trial = np.empty(kinds), np.empty(kinds)
+    low, high = 0.7 * centre, 1.3 * centre
     least = np.inf
-    for _ in range(11):
+    while high - low > 1e-3 * centre:
         middle = 0.5 * (low + high)
         for t in range(kinds):
-            trial[t] = fixed + min(top - fixed, middle * (1.0 + delta * ((t + 0.5) / kinds - 0.5)))
-        if fill(trial, slots, cum, wide, over, own, cost, limits, single, starts, left) >= 0:
+            trial[t] = min(top, middle * (1.0 + delta * ((t + 0.5) / kinds - 0.5)))
+        if fill(trial, slots, rates, starts, used) >= 0:
             high = middle
             total = (trial * slots).sum()
             if total < least:
                 least = total
-                caps[:] = trial
+                room[:] = trial
         else:
             low = middle
     return least
 
 
 @jit
-def improve(
-    caps: Array,
-    slots: Array,
-    fills: int,
-    seed: int,
-    top: float,
-    cum: Array,
-    wide: Array,
-    over: Array,
-    own: Array,
-    cost: Array,
-    limits: Array,
-    single: bool,
-) -> float:
-    """Lower the weighted sum of ``caps`` in place by pairs: one cap grows a little, another shrinks as far as it can.
+def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates: Any, bounds: Array) -> int:
+    """Lower the weighted sum of ``room`` in place by pairs: one cap grows a little, another shrinks by more than that.
 
-    Ends after about ``fills`` trials.
+    Where that works it shrinks further, three times as much each time. After every success all caps come down to
+    what their runs cost. Ends after ``fills`` trials, or many in a row without success. ``bounds`` gets the last
+    runs that kept the caps; how many they are is returned, 0 where no trial succeeded.
     """
-    kinds = len(caps)
+    kinds = len(room)
     starts = np.empty(slots.sum() + 2, dtype=np.int64)
-    left = np.empty(kinds, dtype=np.int64)
-    before = np.empty(kinds)
-    total = (caps * slots).sum()
+    used, trial = np.empty(kinds), np.empty(kinds)
     state = seed * 2654435761 % 2147483647 + 1
-    fine = 2e-5 * total / slots.sum()
-    number = used = 0
-    while used < fills:
+    fine = 2e-5 * (room * slots).sum() / slots.sum()
+    done = runs = succeeded = 0
+    while done < fills and done - succeeded < 40 * kinds:
         state = state * 48271 % 2147483647  # a Lehmer generator: the same draws everywhere
         t = state % kinds
         state = state * 48271 % 2147483647
-        s = state % kinds
+        s = state % (kinds + 1)  # the last: none grows
         state = state * 48271 % 2147483647
         share = state / 2147483647.0
-        before[:] = caps
-        if number < kinds:
-            t = s = number
-        number += 1
-        grown = 0.0
-        if s != t:
-            caps[s] = min(top, caps[s] + (caps[s] - cost[0]) * 0.5 * share * share * share)
-            grown = (caps[s] - before[s]) * slots[s]
-        high = before[t] - grown / slots[t] - fine  # any higher and nothing is gained
-        caps[t] = high
-        used += 1
-        if high <= cost[0] or fill(caps, slots, cum, wide, over, own, cost, limits, single, starts, left) < 0:
-            caps[:] = before
-            continue
-        # Gains are small as a rule: stride down from the top, twice as far each time, then halve.
-        low, stride = cost[0], 4.0 * fine
-        while high - low > fine:
-            caps[t] = max(high - stride, 0.5 * (low + high))
-            used += 1
-            if fill(caps, slots, cum, wide, over, own, cost, limits, single, starts, left) >= 0:
-                high = caps[t]
-                stride *= 2.0
-            else:
-                low = caps[t]
-        caps[t] = high
-        total = (caps * slots).sum()
-    return total
+        trial[:] = room
+        high = room[t]
+        if s != t and s < kinds:
+            trial[s] = min(top, room[s] * (1.0 + 0.3 * share * share * share))
+            high -= (trial[s] - room[s]) * slots[s] / slots[t]
+        stride = fine
+        while done < fills:
+            trial[t] = high - stride
+            done += 1
+            found = fill(trial, slots, rates, starts, used) if trial[t] > 0.0 else -1
+            if found < 0:
+                break
+            runs, succeeded = found, done
+            bounds[: runs + 1] = starts[: runs + 1]
+            for k in range(kinds):
+                trial[k] = min(trial[k], used[k] * (1.0 + 1e-12) + 1e-12)
+            room[:] = trial
+            high = room[t]
+            stride *= 3.0
+    return runs

@@ -217,8 +217,9 @@ def _group(
 ) -> tuple[Grouping, Items, float]:
     """The groups, the items they hold, and the lower bound on the makespan."""
     from padless.planning import sequential
-    from padless.planning.balanced import Problem, balanced
+    from padless.planning.balanced import balanced
     from padless.planning.bounds import makespan_bound
+    from padless.planning.problem import Problem
 
     most = options.max_sequences or len(slots.held)
     atoms, rounding = options.atoms, options.rounding
