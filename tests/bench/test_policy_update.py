@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_the_json_has_the_documented_keys_and_nothing_else(small_report):
         assert list(model["arms"]) == ["fixed", "truncate", "greedy", "balanced", "packed"]
         for arm in model["arms"].values():
             assert set(arm) == ARM_KEYS
-            assert len(arm["seconds_all"]) == 3
+            assert len(arm["seconds_all"]) >= 3
 
 
 def test_figures_of_an_arm_fit_together(small_report, small_workload):
@@ -44,7 +45,7 @@ def test_figures_of_an_arm_fit_together(small_report, small_workload):
         for name, arm in model["arms"].items():
             assert arm["real_tokens"] == int(small_workload.lengths.sum())
             assert arm["occupancy"] == pytest.approx(arm["real_tokens"] / arm["padded_tokens"])
-            assert arm["seconds"] == sorted(arm["seconds_all"])[1]
+            assert arm["seconds"] == statistics.median(arm["seconds_all"])
             assert arm["real_tokens_per_second"] == pytest.approx(arm["real_tokens"] / arm["seconds"])
             parts = arm["reference_seconds"] + arm["train_seconds"] + arm["overhead_seconds"]
             assert parts == pytest.approx(arm["seconds"], rel=0.8)  # medians of parts, not parts of the median

@@ -112,6 +112,7 @@ def gather_tokens(column: Column, index: TokenIndex) -> Tensor:
     flat, alignment, role = column.value, column.alignment, column.field
     assert alignment is not None
     shape = index.cells.real.shape
+    values: Tensor
     place, real = index.of(alignment, flat.device, flat.shape[0])
     if not flat.shape[0]:
         values = flat.new_full((*shape, *flat.shape[1:]), 0 if role.pad == "count" else role.pad)
