@@ -31,6 +31,7 @@ one is built small with random weights and run on a CPU with its default attenti
   ?: cannot be judged, see below. -: the model raises, or its installation lacks the kernel.
 * reason: why `packed` is not exact or, where it is, the first other column that is not.
 * reference: whether a slow float64 comparison of outputs and all parameters' gradients agrees in every column.
+* bfloat16: whether the same architecture, built in bfloat16 at its default initialisation, gets the same verdicts.
 
 Regenerate with `python scripts/models_table.py`.
 """
@@ -44,13 +45,15 @@ def page(known: dict[str, Any], types: Sequence[str] = ()) -> str:
     lines = [HEAD, f"torch {versions['torch']}, transformers {versions['transformers']}.", "", "## Counts", ""]
     lines += _counts(judged, len(rows))
     lines += ["", "## Verdicts", ""]
-    titles = ["architecture", "attention", *COLUMNS.values(), "reason", "reference"]
+    titles = ["architecture", "attention", *COLUMNS.values(), "reason", "reference", "bfloat16"]
     lines += [_row(titles), _row(["---"] * len(titles))]
     for name, row in judged.items():
         verdicts = [MARKS[row["verdicts"][layout]] for layout in COLUMNS]
-        lines.append(_row([name, row["attention"] or "none", *verdicts, _reason(row), agreement(row)]))
+        lines.append(_row([name, row["attention"] or "none", *verdicts, _reason(row), agreement(row), _half(row)]))
     lines += ["", "## Not settled", "", "Where a verdict is ?, or the reference does not agree:", ""]
     lines += [f"* {name}: {line}" for name, row in judged.items() for line in _unsettled(row)] or ["* none"]
+    lines += ["", "## Other verdicts in bfloat16", ""]
+    lines += [f"* {name}: {line}" for name, row in judged.items() for line in _changed(row)] or ["* none"]
     lines += [
         "",
         "## Not built",
@@ -65,6 +68,13 @@ def page(known: dict[str, Any], types: Sequence[str] = ()) -> str:
         lines += ["", "## Not measured yet", "", "`python scripts/models_table.py` goes on with these:", ""]
         lines += [f"* {name}: not measured" for name in missing]
     return "\n".join(lines) + "\n"
+
+
+def false_in_half(row: dict[str, Any], dtype: str = "bfloat16") -> list[str]:
+    """Layouts called exact in half precision that the reference does not find exact."""
+    verdicts = row.get(dtype, {}).get("verdicts", {})
+    exact = set(row.get("reference_exact", verdicts))
+    return [layout for layout, verdict in verdicts.items() if verdict == "exact" and layout not in exact]
 
 
 def agreement(row: dict[str, Any]) -> str:
@@ -106,9 +116,52 @@ def _counts(judged: dict[str, Any], total: int) -> list[str]:
             f"The reference could be computed for {compared} and agrees in every column with {agreeing} of them;"
             f" verdicts `exact` that it contradicts: {false}."
         ),
+        *_half_counts(judged),
         f"A check took {seconds[len(seconds) // 2]} s of CPU time in the median, {seconds[-1]} s at most.",
     ]
     return lines
+
+
+def _half_counts(judged: dict[str, Any]) -> list[str]:
+    """What half precision adds, in one sentence; nothing where it was not measured."""
+    rows = [row for row in judged.values() if "verdicts" in row.get("bfloat16", {})]
+    if not rows:
+        return []
+    cells = [(row["bfloat16"]["verdicts"][layout], row["verdicts"][layout]) for row in rows for layout in COLUMNS]
+    same = sum(one == other for one, other in cells)
+    unsure = sum(one == "inconclusive" and other != "inconclusive" for one, other in cells)
+    false = sum(len(false_in_half(row)) for row in rows)
+    line = (
+        f"In bfloat16 at default initialisation, two layers, {len(rows)} of them could be run: {same} of {len(cells)}"
+        f" verdicts are the same, {unsure} can no longer be judged; verdicts `exact` that the reference contradicts:"
+        f" {false}."
+    )
+    return [line]
+
+
+def _half(row: dict[str, Any]) -> str:
+    half = row.get("bfloat16")
+    if half is None:
+        return "not measured"
+    if "verdicts" not in half:
+        return "not run"
+    return "same" if half["verdicts"] == row["verdicts"] else "other"
+
+
+def _changed(row: dict[str, Any]) -> list[str]:
+    """Verdicts that bfloat16 changes, layouts with the same change together."""
+    half = row.get("bfloat16", {})
+    if "not_run" in half:
+        return [f"not run: {_plain(half['not_run'])}"]
+    groups: dict[tuple[str, str], list[str]] = {}
+    for layout, verdict in half.get("verdicts", {}).items():
+        if verdict != row["verdicts"][layout]:
+            groups.setdefault((row["verdicts"][layout], verdict), []).append(layout)
+    return [
+        f"{', '.join(COLUMNS[layout] for layout in layouts)}: {before} in float32, {after} in bfloat16:"
+        f" {_plain(half['why'].get(layouts[0], ''))}"
+        for (before, after), layouts in groups.items()
+    ]
 
 
 def _false(row: dict[str, Any]) -> list[str]:

@@ -78,8 +78,8 @@ def measure(model_type: str) -> dict[str, Any]:
     return row
 
 
-def measure_half(model_type: str, dtype: str) -> dict[str, Any]:
-    """Verdicts of one architecture in half precision, at its default initialisation."""
+def measure_half(model_type: str, dtype: str, single: dict[str, str]) -> dict[str, Any]:
+    """Verdicts of one architecture in half precision, at its default initialisation, and why others than ``single``."""
     from padless.verify import build_small, check_layouts
 
     try:
@@ -93,7 +93,7 @@ def measure_half(model_type: str, dtype: str) -> dict[str, Any]:
     return {
         "cpu_seconds": round(time.process_time() - started, 1),
         "verdicts": {name: result.verdict for name, result in report.layouts.items()},
-        "why": {n: r.why for n, r in report.layouts.items() if r.verdict in ("inconclusive", "unsupported")},
+        "why": {n: r.why for n, r in report.layouts.items() if r.verdict != single.get(n)},
     }
 
 
@@ -107,7 +107,11 @@ def sweep(types: list[str], known: dict[str, Any], path: Path, dtype: str) -> No
     for number, model_type in enumerate(types, 1):
         signal.alarm(LIMIT_SECONDS)
         try:
-            row = measure(model_type) if dtype == "float32" else measure_half(model_type, dtype)
+            row = (
+                measure(model_type)
+                if dtype == "float32"
+                else measure_half(model_type, dtype, known[model_type]["verdicts"])
+            )
         except TimeoutError as error:
             row = {"not_run": str(error)}
         finally:

@@ -18,6 +18,8 @@ __all__ = ["Findings", "verdict_of"]
 _WORST: tuple[Verdict, ...] = ("leaks", "differs", "inconclusive", "unsupported", "exact")
 _SURE = 20.0
 """Between the tolerance and this multiple of it, a difference without foreign influence is not judged."""
+_LARGE = 0.5
+"""A difference of half the largest output is no rounding in any precision."""
 _VISIBLE = 10.0
 """A control must show at least this multiple of the tolerance."""
 
@@ -43,7 +45,7 @@ def verdict_of(found: Measured, base: Baseline) -> Verdict:
         return "leaks"
     if found.independence > base.tolerance:
         return "leaks"
-    if found.equality > _SURE * base.tolerance:
+    if found.equality > min(_SURE * base.tolerance, _LARGE):
         return "differs"
     return "inconclusive" if found.equality > base.tolerance else "exact"
 
@@ -154,7 +156,12 @@ class Findings:
             return
         where = f", first in {unsteady.module}" if unsteady.module else ""
         apart = f"{unsteady.difference:.1e} between two runs{where}"
-        why = f"in mode {mode.name} the model is random beyond dropout ({apart})"
+        why = f"in mode {mode.name} the model is random beyond dropout ({apart})."
+        if unsteady.code == "rare":
+            why = (
+                f"in mode {mode.name} the model draws random numbers for each token beyond dropout; those tried moved"
+                f" outputs by {unsteady.difference:.1e}, and rarer ones may do more."
+            )
         self._all(mode, label, "inconclusive", Cause(code="unknown", why=why, module=unsteady.module))
 
     def _all(self, mode: Mode, label: str, verdict: Verdict, cause: Cause) -> None:

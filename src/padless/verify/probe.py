@@ -263,11 +263,11 @@ class Probe:
         others = []
         for parity in (0, 1):
             changed, kept = self.perturbed(feed, parity=parity)
-            moved = self.run(changed, mode).output
+            moved = self.run(changed, mode).output.detach()  # its graph goes before the next pass is made
             others.append(max(_difference(place.of(moved), place.of(output)) for place in kept))
         if not bool(feed.padding().any()):
             return others[0], others[1], 0.0
-        moved = self.run(self.repadded(feed), mode).output
+        moved = self.run(self.repadded(feed), mode).output.detach()
         return others[0], others[1], max(_difference(place.of(moved), place.of(output)) for place in feed.places)
 
     def _support(self, feed: Feed, run: Run, sequences: Sequence[int]) -> float:

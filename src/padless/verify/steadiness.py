@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from padless.verify.feeds import ALONE, draw
 from padless.verify.probe import Baseline, Probe
@@ -22,6 +26,7 @@ class Unsteady:
     """The same call did not give the same output."""
 
     code: str
+    """``carried-state``; ``random``; ``rare`` where tokens draw random numbers and none of those tried mattered."""
     difference: float
     module: str | None
 
@@ -51,10 +56,35 @@ def _random(probe: Probe, mode: Mode, base: Baseline) -> Unsteady | None:
         other = probe.run(feed, mode).output.detach()
         worst = max(worst, *(_apart(place.of(first), place.of(other), base) for place in feed.places))
     probe.runner.seed -= _SEEDS
-    if worst <= base.tolerance:
-        return None
     longest = max(probe.sequences, key=len)
+    if worst <= base.tolerance:
+        rare = _draws_for_each_token(probe, mode, longest)
+        return Unsteady(code="rare", difference=worst, module=None) if rare else None
     return Unsteady(code="random", difference=worst, module=_where(probe, mode, longest, base, reseed=True))
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the random numbers of the largest draw. Dropout, whose rates are zero, and attention draw none."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.largest: int = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and not re.search("dropout|attention", str(func)):
+            sizes = [
+                one.numel() for one in (out if isinstance(out, tuple | list) else (out,)) if isinstance(one, Tensor)
+            ]
+            self.largest = max(self.largest, *sizes, 0)
+        return out
+
+
+def _draws_for_each_token(probe: Probe, mode: Mode, ids: Tensor) -> bool:
+    """Sampled routers do, and a tie that their choice decides may be rare; layer drop draws one number."""
+    with _Draws() as draws:
+        probe.alone(ids, mode)
+    return bool(draws.largest >= len(ids))
 
 
 def _carried(probe: Probe, mode: Mode, ids: Tensor, apart: float, base: Baseline) -> Unsteady:
