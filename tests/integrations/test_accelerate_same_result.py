@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from support.accelerate_runs import both, run
-from support.ranks import run_ranks
 from support.trainers import MODELS, assert_same_run
 
 
@@ -21,10 +20,3 @@ def test_bf16_steps_stay_within_its_rounding_of_the_host() -> None:
     host = run("qwen2", regrouped=False, mode="token-mean", mixed_precision="bf16")
     ours = run("qwen2", regrouped=True, mode="token-mean", mixed_precision="bf16")
     assert_same_run(host, ours, rtol=0.05, atol=0.02)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_ranks_take_the_steps_of_the_host() -> None:
-    for host, ours in run_ranks("support.accelerate_runs", "both", 2, kind="jamba", mode="seq-mean-token-mean"):
-        assert_same_run(host, ours)

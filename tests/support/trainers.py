@@ -138,13 +138,13 @@ def outcome_of(trainer: Any, counter: CountTokens | None = None) -> Outcome:
     return Outcome(
         losses=[entry["loss"] for entry in steps],
         grad_norms=[float(entry["grad_norm"]) for entry in steps],
-        parameters={name: _whole(value.detach()).clone() for name, value in model.named_parameters()},
+        parameters={name: whole(value.detach()).clone() for name, value in model.named_parameters()},
         logs=steps,
         padded_tokens=counter.total if counter else 0,
     )
 
 
-def _whole(value: Any) -> torch.Tensor:
+def whole(value: Any) -> torch.Tensor:
     """A parameter that is sharded over ranks, gathered."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
@@ -223,7 +223,8 @@ def plain_trainer(
     model = tiny_model(kind) if model is None else model
     more = changes.pop("more", {})
     counter = CountTokens(model)
-    trainer_class: Any = with_padless(Trainer) if padless else Trainer
+    host: Any = more.pop("trainer_class", None) or Trainer
+    trainer_class: Any = with_padless(host) if padless else host
     trainer = trainer_class(
         model=model,
         args=TrainingArguments(**common_arguments(folder, **changes)),

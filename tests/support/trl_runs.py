@@ -85,7 +85,7 @@ def dpo_trainer(folder: Path, kind: str, *, padless: PadlessOptions | None = Non
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    model, reference = tiny_model(kind), tiny_model(kind, seed=1)
+    model, reference = changes.pop("model", None) or tiny_model(kind), tiny_model(kind, seed=1)
     counter = CountTokens(model)
     trainer = _class(DPOTrainer, padless)(
         model=model,
@@ -169,7 +169,7 @@ def grpo_trainer(folder: Path, kind: str, *, padless: PadlessOptions | None = No
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    model = tiny_model(kind)
+    model = changes.pop("model", None) or tiny_model(kind)
     model.config._name_or_path = str(_saved(folder, kind))  # the reference is loaded from there
     counter = CountTokens(model)
     settings: dict[str, Any] = {
@@ -195,13 +195,13 @@ def grpo_trainer(folder: Path, kind: str, *, padless: PadlessOptions | None = No
     return trainer, counter
 
 
-def _saved(folder: Path, kind: str) -> Path:
-    place = folder / f"reference-{kind}-{os.environ.get('RANK', '0')}"
+def _saved(folder: Path, kind: str, seed: int = 1) -> Path:
+    place = folder / f"saved-{kind}-{seed}-{os.environ.get('RANK', '0')}"
     if not place.exists():
         from safetensors.torch import save_file
 
         place.mkdir(parents=True)
-        model = tiny_model(kind, seed=1)  # save_pretrained writes on rank 0 alone
+        model = tiny_model(kind, seed=seed)  # save_pretrained writes on rank 0 alone
         model.config.architectures = [type(model).__name__]
         model.config.to_json_file(place / "config.json", use_diff=False)
         weights = {name: value.contiguous() for name, value in model.state_dict().items()}
@@ -217,8 +217,8 @@ def _options(padless: PadlessOptions | None) -> dict[str, Any]:
     return {"padless": padless} if padless else {}
 
 
-def run_sharded(folder: Path, kind: str, *, padless: PadlessOptions | None = None, **changes: Any) -> Outcome:
-    """``Trainer`` on a model whose parameters transformers shards with FSDP2 while loading."""
+def sharded_model(folder: Path, kind: str) -> Any:
+    """The model of `tiny_model` with parameters that transformers shards with FSDP2 while loading."""
     import torch.distributed as dist
     from transformers import AutoModelForCausalLM
     from transformers.distributed import DistributedConfig
@@ -226,10 +226,15 @@ def run_sharded(folder: Path, kind: str, *, padless: PadlessOptions | None = Non
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     config = DistributedConfig(fsdp_size=dist.get_world_size())
-    model = AutoModelForCausalLM.from_pretrained(_saved(folder, kind), distributed_config=config)
+    model = AutoModelForCausalLM.from_pretrained(_saved(folder, kind, seed=0), distributed_config=config)
     sharded = [name for name, value in model.named_parameters() if hasattr(value, "full_tensor")]
     assert len(sharded) > 10, f"not sharded: {sharded}"
-    return run_plain(folder, kind, model=model, padless=padless, **changes)
+    return model
+
+
+def run_sharded(folder: Path, kind: str, *, padless: PadlessOptions | None = None, **changes: Any) -> Outcome:
+    """``Trainer`` on a sharded model."""
+    return run_plain(folder, kind, model=sharded_model(folder, kind), padless=padless, **changes)
 
 
 RUNS: dict[str, Any] = {

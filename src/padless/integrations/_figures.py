@@ -102,7 +102,7 @@ class Figures:
     def ran(self, micro: Any) -> None:
         """A micro-batch of the step ran."""
         assert self._meter is not None
-        held = micro.lengths if micro.weight else np.empty(0, dtype=np.int64)
+        held = micro.lengths.reshape(-1) if micro.weight else np.empty(0, dtype=np.int64)  # (m,) or (m x fields,)
         self._meter.micro_batch(held, padded_tokens=micro.padded_tokens)
 
     def planned(self, plan: Any) -> None:

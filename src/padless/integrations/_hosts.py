@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -55,10 +56,15 @@ class Host:
     packs = True
     """Whether a packed row means the same to the host's loss as its sequences apart."""
 
+    pads_apart = False
+    """Whether ``pairs="apart"`` means something."""
+
     def __init__(self, trainer: Any, options: PadlessOptions) -> None:
         self.trainer = trainer
         self.options = options
         self.rank = int(trainer.args.process_index)
+        if options.pairs == "apart" and not self.pads_apart:
+            raise PadlessError(f"pairs='apart' is for DPOTrainer; {type(trainer).__name__} has no pairs to pad apart")
         self._made_mask = False
 
     # --- what the loss is
@@ -110,6 +116,11 @@ class Host:
         if self._made_mask and _MASK in inputs and bool((inputs[_MASK] > 0).all()):
             inputs.pop(_MASK)
         return inputs
+
+    @contextlib.contextmanager
+    def calling(self, model: Any) -> Iterator[Any]:
+        """Around the host's ``compute_loss`` on a micro-batch; yields what it calls as its model."""
+        yield model
 
     def rows(self, inputs: Mapping[str, Any]) -> int:
         """Rows (or pairs) in inputs for the host."""

@@ -32,9 +32,13 @@ class PadlessOptions:
         cost: what a micro-batch costs; ``None`` takes the profile's, or the default.
         multiple_of: widths are rounded up to it (several: to their least common multiple).
         ladder: the only widths allowed, for compiled models: widths, or how many of them; ``None`` allows all.
-        layout: ``"padded"`` or ``"auto"``, which packs training micro-batches where ``report`` says that the model
-            keeps packed sequences apart, and the loss is one over tokens.
+        layout: ``"padded"``; ``"auto"``, the layout that ``report`` calls fastest among the exact ones (under sdpa and
+            eager attention that is right padding without a mask, with variable-length kernels packed rows); or
+            ``"packed"``, refused where the report does not allow it. It is for training micro-batches whose loss is
+            one over tokens; others are padded.
         report: what ``padless.verify.check_layouts`` found for this model.
+        pairs: of ``DPOTrainer``: ``"together"`` pads both answers to one width and runs them in one forward pass, as
+            the host does; ``"apart"`` pads chosen and rejected rows each to their own longest and runs two.
         exchange: ``"auto"`` moves rows between ranks where the host's loss allows it, ``"always"`` insists,
             ``"never"`` keeps each row on its rank.
         overlong: ``"error"`` (default), or ``"alone"``: a sequence over the budget runs in a micro-batch of its own.
@@ -58,8 +62,9 @@ class PadlessOptions:
     cost: CostModel | None = None
     multiple_of: int | tuple[int, ...] = 1
     ladder: tuple[int, ...] | int | None = None
-    layout: Literal["padded", "auto"] = "padded"
+    layout: Literal["padded", "auto", "packed"] = "padded"
     report: Any = None
+    pairs: Literal["together", "apart"] = "together"
     exchange: Literal["auto", "always", "never"] = "auto"
     overlong: Literal["error", "alone"] = "error"
     fields: Mapping[str, Field] | None = None
@@ -78,7 +83,8 @@ class PadlessOptions:
         if self.max_length is not None:
             positive_int(self.max_length, name="max_length")
         choose("method", self.method, ("balanced", "greedy", "fixed"))
-        choose("layout", self.layout, ("padded", "auto"))
+        choose("layout", self.layout, ("padded", "auto", "packed"))
+        choose("pairs", self.pairs, ("together", "apart"))
         choose("exchange", self.exchange, ("auto", "always", "never"))
         choose("overlong", self.overlong, ("error", "alone"))
         choose("inexact", self.inexact, ("error", "warn"))
@@ -87,7 +93,8 @@ class PadlessOptions:
             positive_int(self.ladder, name="ladder")
         elif self.ladder is not None:
             as_ladder(self.ladder)
-        if self.layout == "auto" and self.report is None:
+        if self.layout != "padded" and self.report is None:
             raise PadlessError(
-                "layout='auto' needs report=: run padless.verify.check_layouts on the model, or use layout='padded'"
+                f"layout={self.layout!r} needs report=: run padless.verify.check_layouts on the model, or use"
+                " layout='padded'"
             )

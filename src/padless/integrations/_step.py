@@ -68,7 +68,7 @@ class Stepper:
     def _search(self, model: Any, rows: StepRows | None, num_items: Any, packs: bool) -> Any:
         """A profile that holds on all ranks; trials run the host's loss on the live model, without collectives."""
         trainer, host = self.trainer, self.host
-        packed = {"layout": "auto", "report": self.options.report} if packs and self.options.layout == "auto" else {}
+        packed = self._layout() if packs else {}
         reference = getattr(trainer, "ref_model", None)
 
         def step(inner: Any, count: int, width: int) -> None:
@@ -123,8 +123,8 @@ class Stepper:
         import padless
 
         more: dict[str, Any] = {}
-        if packs and self.options.layout == "auto":
-            more |= {"layout": "auto", "report": self.options.report}
+        if packs:
+            more |= self._layout()
         if self.world > 1:
             more["process_group"] = torch.distributed.group.WORLD
             more["exchange"] = "rows" if moves else "never"
@@ -142,6 +142,10 @@ class Stepper:
             overlong=self.options.overlong,
             **more,
         )
+
+    def _layout(self) -> dict[str, Any]:
+        """Arguments of ``padless.regroup`` for another layout than the padded one."""
+        return {} if self.options.layout == "padded" else {"layout": self.options.layout, "report": self.options.report}
 
     def _moves(self, num_items: Any, unit: Unit) -> bool:
         """Whether rows may change ranks: not where the host divides by each rank's own number of targets."""
@@ -167,6 +171,11 @@ class Stepper:
         if host.probes_denominator:
             unit = self._probe.unit(model, rows, num_items, unit)
         packs = host.packs and unit != "rows"
+        if self.options.layout == "packed" and not packs:
+            raise PadlessError(
+                f"layout='packed': the loss of {type(trainer).__name__} is one over rows (or pairs), which a packed row"
+                " does not keep apart; use layout='auto' or 'padded'"
+            )
         budget = self.budget_for(model, rows, num_items=num_items, packs=packs)
         grouped = self.regroup(rows, budget, moves=self._moves(num_items, unit), packs=packs)
         count = len(grouped)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from padless.integrations._guard import TESTED
 from padless.integrations._hosts import Host, StepRows, Unit
 from padless.integrations._merge import merge
 from padless.integrations._options import PadlessOptions
+from padless.integrations._pairs import SIDES, TwoWidths, apart_rows, apart_trial, host_inputs
 from padless.tensors.fields import Field
 
 __all__ = ["DPOHost", "RewardHost", "SFTHost", "TrlHost"]
@@ -117,6 +119,8 @@ class _PairHost(TrlHost):
 
     packs = False
     rows_together = 2
+    _roles: Mapping[str, Field]
+    _widths: tuple[int, int]
 
     def unit(self, num_items: Any, training: bool) -> Unit:
         return "rows"
@@ -124,6 +128,8 @@ class _PairHost(TrlHost):
     def _trial_batch(self, rows: StepRows, count: int, width: int) -> dict[str, Any]:
         """As many tokens in whole pairs."""
         pairs = -(-count // 2)
+        if self.options.pairs == "apart":
+            return apart_trial(rows.batch, rows.fields, pairs, max(count * width // (2 * pairs), 1))
         made = trial_batch(rows.batch, rows.fields, 2 * pairs, max(count * width // (2 * pairs), 1))
         device = made["input_ids"].device
         made[_PAIR] = torch.arange(pairs, device=device).repeat(2)
@@ -153,6 +159,9 @@ class _PairHost(TrlHost):
             **(self.options.fields or {}),
             **{key: Field(span="row") for key in ("ref_chosen_logps", "ref_rejected_logps", "margin", _PAIR, _SIDE)},
         }
+        if self.options.pairs == "apart":
+            pairs_of, self._roles = apart_rows(sides, fields)
+            return StepRows(batch=pairs_of, fields=self._roles)
         joined = merge(sides[0] + sides[1], fields)
         device = joined["input_ids"].device
         pairs = joined["input_ids"].shape[0] // 2
@@ -164,6 +173,9 @@ class _PairHost(TrlHost):
     def inputs(self, micro: Any) -> dict[str, Any]:
         """Chosen rows first, rejected ones in the same order of pairs; per-pair columns once."""
         inputs = dict(micro.inputs)
+        if self.options.pairs == "apart":
+            made, self._widths = host_inputs(inputs, self._roles)
+            return made
         pair, side = inputs.pop(_PAIR).cpu().numpy(), inputs.pop(_SIDE).cpu().numpy()
         order = np.lexsort((pair, side))
         if not micro.weight and len(order) % 2:  # a stand-in row: let it be both sides of a pair
@@ -177,11 +189,15 @@ class _PairHost(TrlHost):
         return picked
 
     def rows(self, inputs: Mapping[str, Any]) -> int:
+        if "input_ids" not in inputs:
+            return int(inputs[f"{SIDES[0]}_input_ids"].shape[0])
         return int(inputs["input_ids"].shape[0]) // 2
 
 
 class DPOHost(_PairHost):
     """``DPOTrainer``: means over pairs."""
+
+    pads_apart = True
 
     row_columns = (("prompt_ids", "chosen_ids"), ("prompt_ids", "rejected_ids"))
     counts_targets = ("entropy", "mean_token_accuracy", "logits/chosen", "logits/rejected")
@@ -196,6 +212,20 @@ class DPOHost(_PairHost):
             if kind not in self._EXACT:
                 self.inexact(f"loss_type={kind!r}", f"take one of {', '.join(self._EXACT)}")
         self.refuse_router_loss()
+
+    @contextlib.contextmanager
+    def calling(self, model: Any) -> Iterator[Any]:
+        """The policy and the reference run once per side where these are padded apart."""
+        if self.options.pairs == "together":
+            yield model
+            return
+        trainer, reference = self.trainer, self.trainer.ref_model
+        if reference is not None:
+            trainer.ref_model = TwoWidths(reference, self._widths)
+        try:
+            yield TwoWidths(model, self._widths)
+        finally:
+            trainer.ref_model = reference
 
     def targets(self, inputs: Mapping[str, Any]) -> int:
         return int(inputs["completion_mask"][:, 1:].sum())

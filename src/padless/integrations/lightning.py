@@ -72,7 +72,9 @@ class PadlessModuleMixin:
         options = padless or PadlessOptions()
         self.padless = options if token_budget is None else replace(options, token_budget=token_budget)
         if self.padless.layout != "padded":
-            raise PadlessError("layout='auto' is not wired into the Lightning mixin: use padless.regroup(report=...)")
+            raise PadlessError(
+                f"layout={self.padless.layout!r} is not wired into the Lightning mixin: use padless.regroup(report=...)"
+            )
         self.padless_figures = Figures()
         self._mode: Mode = choose("loss_mode", loss_mode, MODES)
         self._norm = loss_norm
@@ -109,6 +111,12 @@ class PadlessModuleMixin:
             )
         if "16-mixed" in str(trainer.precision) and "bf16" not in str(trainer.precision):
             raise PadlessError("precision='16-mixed' was not tested with padless: use 'bf16-mixed' or '32-true'")
+        tensor_ranks = getattr(trainer.strategy, "_tensor_parallel_size", 1)
+        if isinstance(tensor_ranks, int) and tensor_ranks > 1:
+            raise PadlessError(
+                f"tensor parallelism of {tensor_ranks} ranks: padless' Lightning mixin knows data parallelism only;"
+                " give ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=1)"
+            )
         rows = merge(window, self.padless.fields)
         counts = denominators(self.token_targets(rows), process_group=self._group())
         grouped = self._regroup(rows, "rows" if self.padless.exchange != "never" else "never")

@@ -109,11 +109,17 @@ class PadlessMixin:
         **kwargs: Any,
     ) -> Any:
         """The host's loss, weighted by the micro-batch's share of the step."""
-        result = super().compute_loss(  # type: ignore[misc]
-            model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **kwargs
-        )
+        host_loss = super().compute_loss  # type: ignore[misc]
+        if not self.padless.running:
+            return host_loss(
+                model, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **kwargs
+            )
+        with self.padless.host.calling(model) as called:
+            result = host_loss(
+                called, inputs, return_outputs=return_outputs, num_items_in_batch=num_items_in_batch, **kwargs
+            )
         factor = self.padless.factor
-        if not self.padless.running or factor is None or factor == 1.0:
+        if factor is None or factor == 1.0:
             return result
         if return_outputs:
             return result[0] * factor, *result[1:]
