@@ -123,7 +123,10 @@ def quality(lengths: np.ndarray) -> dict[str, Any]:
         "random order, 32 rows": lambda: fixed_rows(rng.permutation(len(lengths)).tolist()),
         "padless step (default)": lambda: padless_steps(lengths),
         "padless step, overhead 500": lambda: padless_steps(lengths, cost=CostModel(per_microbatch=500)),
-        "padless step, lean": lambda: padless_steps(lengths, method="lean"),
+        "padless step, balanced": lambda: padless_steps(lengths, method="balanced"),
+        "padless step, balanced, overhead 500": lambda: padless_steps(
+            lengths, method="balanced", cost=CostModel(per_microbatch=500)
+        ),
         "padless pool": lambda: padless_steps(lengths, grouping="pool"),
         "padless range": lambda: padless_steps(lengths, grouping="range"),
         "padless sorted": lambda: padless_steps(lengths, grouping="sorted"),
@@ -156,7 +159,7 @@ def quality(lengths: np.ndarray) -> dict[str, Any]:
 
 def speed(base: np.ndarray, count: int) -> dict[str, Any]:
     lengths = base[np.random.default_rng(0).integers(0, len(base), count)]
-    common = {"token_budget": BUDGET, "sequences_per_step": PER_STEP, "method": "lean", "rank": 0}
+    common = {"token_budget": BUDGET, "sequences_per_step": PER_STEP, "rank": 0}
     for grouping in ("step", "pool", "range"):  # compile
         list(islice(TokenBudgetSampler(lengths[:20_000], ranks=8, grouping=grouping, **common), 80))
     began = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from padless import PadlessError
 from padless.data import PaddedCollator, TokenBudgetSampler
 from padless.metrics import Meter
+from padless.tensors import Field
 
 LENGTHS = np.random.default_rng(0).integers(2, 60, 300)
 DATA = [{"input_ids": [i % 50] * int(n)} for i, n in enumerate(LENGTHS)]
@@ -77,6 +79,18 @@ def test_a_loader_that_regroups_batches_is_noticed() -> None:
             pass
 
 
+def test_a_worker_sends_a_batch_as_one_block_of_memory() -> None:
+    sampler = build()
+    columns = [{**row, "advantages": [0.5] * len(row["input_ids"])} for row in DATA]
+    options: dict[str, Any] = {"batch_sampler": sampler, "collate_fn": PaddedCollator(fields={"advantages": Field()})}
+    for sent, held in zip(DataLoader(columns, num_workers=2, **options), DataLoader(columns, **options), strict=True):
+        assert {key: value.tolist() for key, value in sent.items()} == {k: v.tolist() for k, v in held.items()}
+        assert {key: value.dtype for key, value in sent.items()} == {k: v.dtype for k, v in held.items()}
+        assert len({value.untyped_storage().data_ptr() for value in sent.values()}) == 1
+        assert len({value.untyped_storage().data_ptr() for value in held.values()}) == len(held) > 3
+        sampler.set_epoch(0)
+
+
 def test_two_workers_keep_ahead_of_a_step_of_20_milliseconds() -> None:
     sampler = build(token_budget=3000, sequences_per_step=128)
     data = [{"input_ids": [1] * int(n)} for n in LENGTHS]
@@ -87,17 +101,21 @@ def test_two_workers_keep_ahead_of_a_step_of_20_milliseconds() -> None:
         num_workers=2,
         persistent_workers=True,
     )
-    shares = []
+    waited, worked = [], []
     for _ in range(6):
-        meter = Meter()
+        meter, began = Meter(), 0.0
         for batch in meter.watch(sampler.follow(loader), skip_first=True):
+            worked += [time.thread_time() - began] if began else []
             time.sleep(0.020)
             meter.add_batch(batch)
             meter.step()
+            began = time.thread_time()
         assert meter.steps >= 3
-        shares.append(meter.waiting_share)
-    # The best epoch: other load on the machine only slows the workers.
-    assert min(shares) < 0.1, "the loader may not take long on top of the step"
+        waited.append(meter.waiting_share)
+    # What the loop itself spends on a batch, on any machine; and where cores are free, that it waits for nothing else.
+    assert np.median(worked) < 0.1 * 0.020
+    if os.getloadavg()[0] < 0.75 * (os.cpu_count() or 1):
+        assert min(waited) < 0.1, "the loader may not take long on top of the step"
 
 
 def test_accelerate_cannot_shard_the_sampler_a_second_time() -> None:

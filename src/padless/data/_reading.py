@@ -200,7 +200,7 @@ def _estimated(
     seen, plain = 0, True
     for first_row, payload in batches:
         columns = source.unpack(payload, first_row)
-        texts, plain = counter.sequence_texts(columns)
+        texts, plain = counter.sequence_texts(columns, first_row)
         characters.append(np.array([len(text) for text in texts], dtype=np.int64))
         for text in texts:
             if not text:

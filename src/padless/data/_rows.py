@@ -21,6 +21,7 @@ __all__ = [
     "as_list",
     "choose_fields",
     "prompt_columns",
+    "refuse_odd_types",
     "template_options",
 ]
 
@@ -79,7 +80,7 @@ class Counter:
                 )
             # Rows without a token stay empty: what is appended to nothing is not a sequence.
             return np.where(total > 0, total + self.add_tokens, 0)
-        texts = self.texts(columns, names, kinds)
+        texts = self.texts(columns, names, kinds, first_row)
         return self.tokens(texts, special=joined == {"text"})
 
     def tokens(self, texts: list[str], *, special: bool) -> Counts:
@@ -90,13 +91,13 @@ class Counter:
             counts[[i for i, text in enumerate(texts) if not text]] = 0
         return counts
 
-    def sequence_texts(self, columns: Columns) -> tuple[list[str], bool]:
+    def sequence_texts(self, columns: Columns, first_row: int = 0) -> tuple[list[str], bool]:
         """The text of each row's only field, and whether it is plain text (and not a rendered conversation)."""
         (names,) = self.fields
         kinds = {name: _kind(columns[name], name) for name in names}
-        return self.texts(columns, names, kinds), set(kinds.values()) <= {"text", "empty"}
+        return self.texts(columns, names, kinds, first_row), set(kinds.values()) <= {"text", "empty"}
 
-    def texts(self, columns: Columns, names: Sequence[str], kinds: Mapping[str, str]) -> list[str]:
+    def texts(self, columns: Columns, names: Sequence[str], kinds: Mapping[str, str], first_row: int) -> list[str]:
         """The text of each row, as the tokenizer gets it."""
         joined = {kind for kind in kinds.values() if kind != "empty"}
         if not joined:
@@ -106,6 +107,7 @@ class Counter:
                 f"columns {', '.join(names)} hold {' and '.join(sorted(joined))}, not token ids: pass tokenizer=,"
                 " length= (a function of a row), or the name of a column of lengths as fields="
             )
+        refuse_odd_types(columns, names, first_row)
         values = [[value or "" for value in as_list(columns[name])] for name in names]
         if joined == {"text"}:
             if len(values) == 1:
@@ -113,14 +115,16 @@ class Counter:
             return [self.join.join(parts) for parts in zip(*values, strict=True)]
         if joined == {"messages"}:
             tools = as_list(columns["tools"]) if "tools" in columns else [None] * _rows(columns)
-            rows = zip(*values, strict=True)
-            return [self.render([m for part in row for m in part], tool) for row, tool in zip(rows, tools, strict=True)]
+            rows = enumerate(zip(*values, strict=True), first_row)
+            return [
+                self.render([m for part in parts for m in part], tools[row - first_row], row) for row, parts in rows
+            ]
         raise PadlessError(
             f"columns {', '.join(names)} hold different kinds ({', '.join(f'{n}: {k}' for n, k in kinds.items())});"
             " join columns of one kind, or pass length= (a function of a row)"
         )
 
-    def render(self, messages: list[Any], tools: Any) -> str:
+    def render(self, messages: list[Any], tools: Any, row: int) -> str:
         """One conversation as text."""
         if not messages:
             return ""
@@ -132,7 +136,10 @@ class Counter:
                 f"the rows hold messages, but {type(self.tokenizer).__name__} has no chat template:"
                 " pass chat_template= (a function from messages to text)"
             )
-        return str(apply(messages, tokenize=False, **template_options(self.chat_template, tools)))
+        try:
+            return str(apply(messages, tokenize=False, **template_options(self.chat_template, tools)))
+        except Exception as error:  # templates raise what they like, Jinja's errors and others
+            raise PadlessError(f"row {row}: the chat template cannot render the messages: {error}") from error
 
     def supervised(self, columns: Columns, kept: Counts, first_row: int) -> Counts:
         """Tokens that are targets after the label shift and truncation, (B,); ``kept`` (B,) counts what is left.
@@ -181,7 +188,7 @@ def choose_fields(names: Sequence[str], fields: Any, *, tokenizer: Any) -> tuple
     raise PadlessError(
         f"no column of {', '.join(map(repr, names))} says what a sequence is"
         + ("" if tokenizer is not None else " (without a tokenizer, ids or lengths are needed)")
-        + ": pass fields= (column names), tokenizer=, or length= (a function of a row)"
+        + ": name columns with fields= (--fields), or pass tokenizer= (--tokenizer), or length= (a function of a row)"
     )
 
 
@@ -260,6 +267,24 @@ def _rows(columns: Columns) -> int:
     return len(next(iter(columns.values()))) if columns else 0
 
 
+def refuse_odd_types(columns: Columns, names: Sequence[str], first_row: int) -> None:
+    """Text in one row and something else in another: the row is named.
+
+    Raises:
+        PadlessError: the first value whose type is not that of the first.
+    """
+    for name in names:
+        column = columns[name]
+        if not isinstance(column, list):
+            continue  # Arrow columns are of one type
+        kind = type(next((value for value in column if value is not None), None))
+        for i, value in enumerate(column):
+            if value is not None and not isinstance(value, kind):
+                raise PadlessError(
+                    f"row {first_row + i}: {name} is a {type(value).__name__}, where other rows have {kind.__name__}"
+                )
+
+
 def as_list(column: Any) -> list[Any]:
     """A column as Python values."""
     return column if isinstance(column, list) else list(column.to_pylist())
@@ -281,6 +306,8 @@ def _kind(column: Any, name: str) -> str:
         first = value[0] if hasattr(value, "__getitem__") and not isinstance(value, Mapping) else None
         if isinstance(first, Mapping):
             return "messages"
+        if isinstance(first, str):
+            raise PadlessError(f"column {name!r} holds lists of text; expected text, token ids, messages or a length")
         if hasattr(value, "__len__") and not isinstance(value, Mapping):
             return "ids"
         raise PadlessError(

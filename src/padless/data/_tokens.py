@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from padless.data._documents import Array, collect, first_value, int32, is_numbers, joined, nothing
+from padless.data._documents import Array, collect, int32, is_numbers, joined, nothing
 from padless.data._ids import documents_from_ids
 from padless.data._rows import PROMPTS, Columns, Counter, as_list, choose_fields, prompt_columns, template_options
 from padless.data._spill import Documents
@@ -72,11 +72,10 @@ class Encoder:
         return self._from_text(columns, names, first_row)
 
     def _from_text(self, columns: Columns, names: Sequence[str], first_row: int) -> Documents:
-        _refuse_odd_types(columns, names, first_row)
         counter = Counter(
             fields=(tuple(names),), tokenizer=self.tokenizer, chat_template=self.chat_template, join=self.join
         )
-        texts, plain = counter.sequence_texts(columns)
+        texts, plain = counter.sequence_texts(columns, first_row)
         prompts = self._prompt_sizes(columns, names, plain)
         masks: list[Array] | None
         if self.loss == "assistant":
@@ -238,16 +237,3 @@ def _append(ids: list[Array], masks: list[Array] | None, end: int) -> tuple[list
         if masks is not None:
             wider.append(masks[i] if ends else np.append(masks[i], True))
     return longer, wider if masks is not None else None
-
-
-def _refuse_odd_types(columns: Columns, names: Sequence[str], first_row: int) -> None:
-    for name in names:
-        column = columns[name]
-        if not isinstance(column, list):
-            continue  # Arrow columns are of one type
-        kind = type(first_value(column))
-        for i, value in enumerate(column):
-            if value is not None and not isinstance(value, kind):
-                raise PadlessError(
-                    f"row {first_row + i}: {name} is a {type(value).__name__}, where other rows have {kind.__name__}"
-                )

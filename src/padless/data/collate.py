@@ -12,6 +12,7 @@ from torch import Tensor
 
 from padless.data._features import BY_ROW, Features, read_features
 from padless.data._packs import split_packs
+from padless.data._sharing import in_one_block
 from padless.errors import PadlessError
 from padless.shapes import as_ladder, combine_multiples, round_up, snap
 from padless.tensors.fields import Fields
@@ -176,4 +177,4 @@ def _finish(batch: dict[str, Any], features: Features, keep: Sequence[str]) -> d
                 f"keep names {key!r}; row columns here are {', '.join(map(repr, features.left_out)) or 'none'}"
             )
         batch[key] = features.left_out[key]
-    return batch
+    return in_one_block(batch)
