@@ -133,6 +133,16 @@ def no_fields(folder: Path) -> list[Any]:
     return [folder / "y.jsonl", "--no-cache"]
 
 
+def mixed_types(folder: Path) -> list[Any]:
+    (folder / "z.jsonl").write_text('{"text": "a"}\n{"text": 5}\n')
+    return [folder / "z.jsonl", "--no-cache", "--tokenizer", "builtins:str.split"]
+
+
+def lists_of_text(folder: Path) -> list[Any]:
+    (folder / "z.jsonl").write_text('{"text": ["a", "b"]}\n')
+    return [folder / "z.jsonl", "--no-cache", "--fields", "text"]
+
+
 def small_budget(folder: Path) -> list[Any]:
     np.save(folder / "l.npy", np.arange(100, 130))
     return [folder / "l.npy", "--token-budget", 10]
@@ -146,6 +156,8 @@ def small_budget(folder: Path) -> list[Any]:
         (bad_lines, "x.jsonl, line 2: not JSON"),
         (bad_weights, "2 numbers for 1 data sets"),
         (no_fields, "no column of 'story'"),
+        (mixed_types, "row 1: text is a int, where other rows have str"),
+        (lists_of_text, "column 'text' holds lists of text"),
         (small_budget, "no sequence fits the token budget 10"),
         (lambda f: [*small_budget(f)[:1], "--sync", "never"], "sync='never' is unknown"),
         (lambda f: [*small_budget(f)[:1], "--tokenizer", "no_such:thing"], None),

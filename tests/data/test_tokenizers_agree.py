@@ -143,3 +143,12 @@ def test_tools_reach_the_template_when_only_the_assistant_is_trained() -> None:
     assert (found.columns["labels"] != -100).tolist() == [False] * 4 + [True] + [False] * 2 + [True]
     with pytest.raises(PadlessError, match="not a function"):
         Encoder(tokenizer=tokenizer, loss="assistant", chat_template=str).with_fields(list(columns))(columns, 0)
+
+
+def test_a_conversation_that_the_template_cannot_render_is_named_by_its_row() -> None:
+    pytest.importorskip("jinja2")
+    tokenizer = hugging_face_tokenizer()
+    tokenizer.chat_template = "{% if messages[0].role != 'user' %}{{ raise_exception('user first') }}{% endif %}x"
+    good, bad = [{"role": "user", "content": "a"}], [{"role": "assistant", "content": "a"}]
+    with pytest.raises(PadlessError, match=r"row 2: the chat template cannot render the messages: user first"):
+        measure([{"messages": m} for m in (good, good, bad)], tokenizer=tokenizer)
