@@ -40,6 +40,24 @@ def test_a01_several_packed_rows_keep_their_boundaries(llama):
     assert padless.tensors.cu_seqlens(positions).tolist() == [0, 3, 5, 7, 10]
 
 
+def test_a01_a_model_that_sees_boundaries_in_one_row_only_is_reported():
+    """axolotl#1375: exact in one packed row, plain causal attention in two; the report says to keep to one."""
+    report = check_layouts(decoder("one row only"), layouts=["packed-position-ids"], seeds=(0,), cache=False)
+    assert report.allows("packed-position-ids")
+    assert report.condition("several-rows", "packed-position-ids").verdict == "leaks"
+    assert "keep one packed row in a micro-batch" in report.explain()
+
+
+def test_a03_a_model_whose_positions_begin_at_two_is_fed_so():
+    """transformers#47496, #47525: zero-based positions are other positions; lengths 3 and 2 give 2 3 4 2 3."""
+    feed = build_feed("packed-position-ids", [torch.arange(10, 13), torch.arange(20, 22)], start=2, **FP32)
+    assert feed.keywords["position_ids"].tolist() == [[2, 3, 4, 2, 3]]
+    report = check_layouts(build_small("roberta"), layouts=["right-padded"], seeds=(0,), cache=False)
+    assert report.environment["position_start"] == 2
+    assert report.allows("right-padded")
+    assert any("first position is 2" in note for note in report.notes)
+
+
 def test_a06_resetting_positions_alone_does_not_isolate_samples(llama):
     """nanoVLM#201: replace every token of sample 0 and sample 1 must not move; positions alone do not ensure it."""
     feed = build_feed("packed-position-ids", [torch.arange(10, 14), torch.arange(20, 23)], **FP32)
