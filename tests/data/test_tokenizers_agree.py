@@ -74,6 +74,19 @@ def test_an_encode_that_knows_special_tokens_is_told_whether_they_are_wanted() -
     assert measure(TEXTS, tokenizer=Slow(), add_special_tokens=False).lengths.tolist() == [3, 1, 24]
 
 
+def test_a_class_that_encodes_in_its_own_way_is_called_and_not_passed_over() -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Louder(transformers.PreTrainedTokenizerFast):  # type: ignore[misc, name-defined]
+        def __call__(self, texts: list[str], **options: Any) -> Any:
+            return super().__call__([text + " !" for text in texts], **options)
+
+    tokenizer = Louder(tokenizer_object=plain_tokenizer(), bos_token="<s>", eos_token="<e>", unk_token="?")
+    assert measure(TEXTS, tokenizer=tokenizer).lengths.tolist() == [5, 3, 26]
+    ids, _ = encode_texts(tokenizer, TEXTS, special=False, offsets=True)
+    assert [len(row) for row in ids] == [4, 1, 2, 25]
+
+
 class AroundTiktoken:
     """A class around an encoding, as packages ship them: it has the ranks, and no name."""
 

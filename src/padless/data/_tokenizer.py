@@ -29,7 +29,9 @@ def load_tokenizer(tokenizer: Any) -> Any:
         raise PadlessError(f"tokenizer {str(tokenizer)!r} cannot be loaded: {error}") from None
 
 
-def encode_texts(tokenizer: Any, texts: list[str], *, special: bool) -> tuple[Sequence[Any], Sequence[Any] | None]:
+def encode_texts(
+    tokenizer: Any, texts: list[str], *, special: bool, offsets: bool = False
+) -> tuple[Sequence[Any], Sequence[Any] | None]:
     """Token ids of each text, whole: neither padded nor truncated, whatever an earlier call left switched on.
 
     Args:
@@ -37,6 +39,7 @@ def encode_texts(tokenizer: Any, texts: list[str], *, special: bool) -> tuple[Se
             sentencepiece), or a function from text to token ids.
         texts: (B,) of them.
         special: whether it adds special tokens, where it knows any.
+        offsets: whether each token's characters are wanted, too.
 
     Returns:
         (B,) sequences of ids, and (B,) ``tokenizers.Encoding`` that know each token's characters, or ``None``.
@@ -46,14 +49,13 @@ def encode_texts(tokenizer: Any, texts: list[str], *, special: bool) -> tuple[Se
     """
     if not texts:
         return [], None
-    if hasattr(tokenizer, "convert_tokens_to_ids") and callable(tokenizer):
-        options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
-        out = tokenizer(texts, add_special_tokens=special, padding=False, truncation=False, **options)
+    backend = _backend(tokenizer)
+    if backend is not None:
+        encodings = _encodings(backend, texts, special, offsets)
+        return [encoding.ids for encoding in encodings], encodings if offsets else None
+    if _is_hugging_face(tokenizer):
+        out = _call(tokenizer, texts, special)
         return out["input_ids"], getattr(out, "encodings", None)
-    if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "get_vocab_size"):
-        with _whole(tokenizer):
-            encodings = tokenizer.encode_batch(texts, add_special_tokens=special)
-        return [encoding.ids for encoding in encodings], encodings
     encode = _one_by_one(tokenizer, special)
     return [encode(text) for text in texts], None
 
@@ -64,10 +66,42 @@ def count_tokens(tokenizer: Any, texts: list[str], *, special: bool) -> list[int
     >>> count_tokens(str.split, ["a few words", ""], special=False)
     [3, 0]
     """
-    if hasattr(tokenizer, "convert_tokens_to_ids") or hasattr(tokenizer, "encode_batch"):
-        return [len(ids) for ids in encode_texts(tokenizer, texts, special=special)[0]]
+    if not texts:
+        return []
+    backend = _backend(tokenizer)
+    if backend is not None:
+        return [len(encoding) for encoding in _encodings(backend, texts, special, False)]
+    if _is_hugging_face(tokenizer):
+        return [len(ids) for ids in _call(tokenizer, texts, special)["input_ids"]]
     encode = _one_by_one(tokenizer, special)
     return [len(encode(text)) for text in texts]
+
+
+def _is_hugging_face(tokenizer: Any) -> bool:
+    return hasattr(tokenizer, "convert_tokens_to_ids") and callable(tokenizer)
+
+
+def _call(tokenizer: Any, texts: list[str], special: bool) -> Any:
+    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    return tokenizer(texts, add_special_tokens=special, padding=False, truncation=False, **options)
+
+
+def _encodings(backend: Any, texts: list[str], special: bool, offsets: bool) -> Sequence[Any]:
+    encode = None if offsets else getattr(backend, "encode_batch_fast", None)
+    with _whole(backend):
+        return (encode or backend.encode_batch)(texts, add_special_tokens=special)  # type: ignore[no-any-return]
+
+
+def _backend(tokenizer: Any) -> Any:
+    """The compiled tokenizer, a third faster than the class around it; ``None`` where that class does more."""
+    if hasattr(tokenizer, "encode_batch") and hasattr(tokenizer, "get_vocab_size"):
+        return tokenizer
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if not hasattr(backend, "encode_batch") or getattr(tokenizer, "split_special_tokens", False):
+        return None
+    methods = (getattr(type(tokenizer), name, None) for name in ("__call__", "_encode_plus", "_batch_encode_plus"))
+    plain = all(m is None or m.__module__.startswith("transformers.tokenization_utils") for m in methods)
+    return backend if plain else None
 
 
 def _one_by_one(tokenizer: Any, special: bool) -> Callable[[str], Any]:

@@ -201,7 +201,7 @@ def _encode(
     tokenizer: Any, texts: list[str], special: bool, prompts: list[int] | None
 ) -> tuple[list[Array], list[Array] | None]:
     """Token ids of each text, and which of them belong to the completion (behind ``prompts`` characters)."""
-    found, encodings = encode_texts(tokenizer, texts, special=special)
+    found, encodings = encode_texts(tokenizer, texts, special=special, offsets=prompts is not None)
     ids = [int32(row) for row in found]
     if prompts is None:
         return ids, None
