@@ -35,7 +35,9 @@
     const text = counts.map((n, i) => `${int(edges[i])} to ${int(edges[i + 1] - 1)} tokens: ${int(n)}`);
     const last = edges[edges.length - 1], budget = data.setup.token_budget;
     const marks = [line(data.lengths.p50, "median", "left", 1), line(data.lengths.p99, "p99", "left", 0.9)];
-    if (budget <= 1.3 * last) marks.push(line(budget, "budget", "right", 0.8));
+    const shown = budget <= 1.3 * last;
+    if (shown) marks.push(line(budget, "budget", "right", 0.8));
+    $("histogram-note").textContent = `Dashed: median, 99th percentile${shown ? ", token budget" : ""}.`;
     draw("histogram", [{type: "bar", x: middle, y: counts, width: edges[1] - edges[0], hovertext: text, hoverinfo: "text", marker: {color: css("--real"), line: {width: 0}}}], {
       bargap: 0, xaxis: {title: {text: "tokens"}}, yaxis: {title: {text: narrow() ? "" : "sequences"}},
       shapes: marks.map((m) => m.shape), annotations: marks.map((m) => m.note),
@@ -44,7 +46,7 @@
 
   function comparison() {
     const order = [...names].reverse();
-    const bars = (value, text) => [{type: "bar", orientation: "h", y: order, x: order.map(value), text: order.map(text), textposition: "auto", cliponaxis: false, insidetextfont: {color: css("--card")},
+    const bars = (value, text) => [{type: "bar", orientation: "h", y: order, x: order.map(value), text: order.map(text), textposition: "auto", cliponaxis: false, insidetextfont: {color: order.map((n) => (n === data.recommendation.strategy ? css("--card") : css("--dark")))},
       hoverinfo: "skip", marker: {color: order.map(of), opacity: order.map((n) => (n === data.recommendation.strategy ? 1 : 0.75))}}];
     const time = (n) => data.strategies[n].step_time_ratio;
     const most = Math.max(...names.map(time), 1.2);
@@ -89,7 +91,7 @@
       barmode: "overlay", bargap: 0, shapes: shapes, xaxis: {title: {text: "positions"}, showgrid: false, zeroline: false},
       yaxis: {tickvals: base.map((b, r) => b + tallest[r] / 2), ticktext: base.map((_, r) => "rank " + r), showgrid: false, zeroline: false},
     });
-    const hidden = (it.drawn_microsteps < it.microsteps ? `, the first ${it.drawn_microsteps} of ${it.microsteps} micro-steps` : "") + (it.lanes < it.ranks ? `, ${it.lanes} of ${it.ranks} ranks` : "");
+    const hidden = (it.drawn_microsteps < it.microsteps ? `: the first ${it.drawn_microsteps} of ${it.microsteps} micro-steps` : "") + (it.lanes < it.ranks ? `${it.drawn_microsteps < it.microsteps ? "," : ":"} ${it.lanes} of ${it.ranks} ranks` : "");
     const busy = {x: [], y: [], base: [], text: []}, wait = {x: [], y: [], base: [], text: []};
     const steps = it.timeline[0].length;
     const slow = Array.from({length: steps}, (_, m) => Math.max(...it.timeline.map((row) => row[m])));
@@ -111,7 +113,7 @@
       barmode: "overlay", xaxis: {title: {text: "modelled time, in tokens"}}, yaxis: {autorange: "reversed", tickvals: it.timeline.map((_, r) => r).filter((r) => r % every === 0), ticktext: it.timeline.map((_, r) => "rank " + r).filter((_, r) => r % every === 0), showgrid: false},
     });
     const waited = wait.x.reduce((a, b) => a + b, 0), worked = busy.x.reduce((a, b) => a + b, 0);
-    $("step-text").textContent = `${name}: ${percent(tokens / computed)} real tokens drawn${hidden}; ${it.microsteps} micro-steps, ranks wait ${percent(waited / (waited + worked))} of the time.`;
+    $("step-text").textContent = `${name}: ${percent(tokens / computed)} of the area is real tokens (drawn${hidden || ": all ranks and micro-steps"}). ${it.microsteps} micro-steps; ranks wait ${percent(waited / (waited + worked))} of the time.`;
     $("rectangles").setAttribute("aria-label", `Micro-batches of ${name} as rectangles: ${percent(tokens / computed)} of the area is real tokens`);
     $("timeline").setAttribute("aria-label", `Time of each rank with ${name}: ${percent(waited / (waited + worked))} waiting`);
   }

@@ -96,11 +96,11 @@ def _subtitle(analysis: Analysis) -> str:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
+    given = [name for name in FRAMEWORKS if name in settings]
     blocks = [
-        f"<details><summary>Settings for {_TITLES[name]}</summary>"
+        f"<details{' open' if name == given[0] else ''}><summary>Settings for {_TITLES[name]}</summary>"
         f"<pre tabindex='0'><code>{_text(settings[name])}</code></pre></details>"
-        for name in FRAMEWORKS
-        if name in settings
+        for name in given
     ]
     return "".join(blocks)
 
