@@ -110,14 +110,11 @@ def _speed(result: dict[str, Any], lines: _Lines) -> None:
         where = f"{row['sequences']:,} lengths"
         for how in ("wall", "cpu"):
             lines.add(f"pack, share of a stable argsort ({how}): {where}", row["share_of_argsort"][how], 0.35)
-        if (peer := row.get("fastest_equal_peer")) is not None:
-            lines.add(
-                f"times faster than the fastest equal peer: {where}",
-                peer["times_ours"],
-                5,
-                at_least=True,
-                note=peer["name"],
-            )
+        compared = next((row for row in reversed(rows) if "fastest_equal_peer" in row), None)
+        if compared is not None:  # the largest size that a peer of equal quality was run at
+            peer, where = compared["fastest_equal_peer"], f"{compared['sequences']:,} lengths"
+            line = f"times faster than the fastest equal peer: {where}"
+            lines.add(line, peer["times_ours"], 5, at_least=True, note=peer["name"])
     if huge := result.get("huge"):
         lines.add(
             "100 million over 10 million lengths (wall)",

@@ -111,7 +111,7 @@ class Caps:
             return None
         started = time.process_time()
         try:
-            with limit(8 * self.seconds if force else 2 * self.seconds):
+            with limit(240 if force else 2 * self.seconds):
                 result = call()
         except Exception as error:  # a peer may fail in any way
             self.stopped[name] = f"at {size:,} sequences: {type(error).__name__}: {error}"[:200]
