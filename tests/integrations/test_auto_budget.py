@@ -150,6 +150,8 @@ def test_two_ranks_find_one_budget_together(tmp_path: Path) -> None:
         assert rank["one without a limit"].startswith("PadlessError")
         assert "memory_limit" in rank["one without a limit"]
     assert heard[0]["written"]
+    assert heard[1]["one broken"] == "ValueError: this trial is broken"
+    assert heard[0]["one broken"].startswith("PadlessError: a trial failed on another rank")
 
 
 def test_the_longest_row_is_read_from_lists_and_tables_only() -> None:

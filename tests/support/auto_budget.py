@@ -80,4 +80,19 @@ def two_ranks(folder: str, limits: list[str]) -> dict[str, Any]:
         trainer.train()
     except Exception as error:
         heard["one without a limit"] = f"{type(error).__name__}: {error}"
+    # One rank's loss is broken.
+    options = PadlessOptions(memory_limit="2MB", profile=Path(folder) / f"broken-{rank}.json")
+    trainer, _ = plain_trainer(Path(folder), "qwen2", padless=options, max_steps=1)
+    trial = trainer.padless.host.trial
+
+    def broken(*args: Any) -> Any:
+        if rank:
+            raise ValueError("this trial is broken")
+        return trial(*args)
+
+    trainer.padless.host.trial = broken
+    try:
+        trainer.train()
+    except Exception as error:
+        heard["one broken"] = f"{type(error).__name__}: {error}"
     return heard
