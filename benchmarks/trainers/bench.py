@@ -32,7 +32,7 @@ import grpo
 import sft
 import torch
 import transformers
-from arms import compare, source
+from arms import WARM_UP, compare, source
 
 from padless import CostModel
 from padless.bench.measure import machine, versions
@@ -43,6 +43,8 @@ HERE = Path(__file__).resolve().parent
 SAME = 1e-3  # relative difference of losses and gradient norms up to which two arms trained the same (float32)
 NOISE = 0.05  # a median within this share is not a difference
 IDLE = 0.05
+OTHER_STEPS = ("host, group_by_length", "host, packing")  # only where an epoch has several steps does it show
+PARTS = ("sft", "grpo", "ranks")
 
 
 def calibrated(setting: argparse.Namespace) -> CostModel:
@@ -71,13 +73,12 @@ def claims(result: dict[str, Any]) -> list[tuple[bool, str]]:
         worst = max(ours["loss_difference"], ours["gradient_difference"])
         found.append((_same(ours), f"{part}: padless trains the same as the host (largest difference {worst:.0e})"))
         times = ours["times_host"]
-        told = f"{part}: padless is {times:.2f} x as fast as the host's default ({ours['times_host_cpu']:.2f} x in"
-        found.append((times >= least, f"{told} processor time); at least {least} x"))
-        best = max((row for row in exact if row is not ours), key=lambda row: row["times_host"])
-        pairs = zip(ours["times_host_each"], best["times_host_each"], strict=True)
-        times = statistics.median(mine / its for mine, its in pairs)
-        told = f"{part}: padless is {times:.2f} x as fast as the host's best exact arm ({best['arm']})"
-        found.append((times >= 1 - NOISE, f"{told}; at least 1 x, less {NOISE:.0%} of noise"))
+        told = f"{part}: padless is {_both(times)} as fast as the host's default; at least {least} x on both clocks"
+        found.append((min(times.values()) >= least, told))
+        best = max((row for row in exact if row is not ours), key=lambda row: row["times_host"]["cpu"])
+        times = {kind: _against(ours, best, kind) for kind in ("wall", "cpu")}
+        told = f"{part}: padless is {_both(times)} as fast as the host's best exact arm ({best['arm']})"
+        found.append((min(times.values()) >= 1 - NOISE, f"{told}; at least 1 x, less {NOISE:.0%} of noise"))
     if "ranks" in result:
         rows = {row["arm"]: row for row in result["ranks"]["arms"]}
         ours, host = rows["global regrouping"], rows["fixed rows"]
@@ -94,18 +95,34 @@ def claims(result: dict[str, Any]) -> list[tuple[bool, str]]:
     return found
 
 
+def _both(times: dict[str, float]) -> str:
+    return f"{times['wall']:.2f} x (processor time: {times['cpu']:.2f} x)"
+
+
+def _against(ours: dict[str, Any], other: dict[str, Any], kind: str) -> float:
+    """Median over the repeats of how much faster an arm is than another on the same rows."""
+    pairs = zip(ours["times_host_each"][kind], other["times_host_each"][kind], strict=True)
+    return statistics.median(mine / its for mine, its in pairs)
+
+
 def _same(row: dict[str, Any]) -> bool:
-    """Whether an arm's optimizer steps were the host's."""
+    """Whether an arm's optimizer steps are the host's: by what it does, and by what it logged."""
+    if row["arm"] in OTHER_STEPS:
+        return False
     held = (row["loss_difference"], row["gradient_difference"])
     return all(value is not None and value <= SAME for value in held)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """One line for each arm."""
-    lines = [f"{'':32}{'s/step':>8} {'cpu s':>7} {'x host':>7} {'tokens/s':>9} {'real':>9} {'most':>6}  same"]
+    lines = [
+        f"{'':32}{'s/step':>8} {'cpu s':>7} {'x host':>7} {'in cpu':>7} {'tokens/s':>9} {'real':>9} {'most':>6}  same"
+    ]
     for row in rows:
+        times = row["times_host"]
         lines.append(
-            f"{row['arm']:32}{row['step_seconds']:8.3f} {row['step_cpu_seconds']:7.3f} {row['times_host']:6.2f}x"
+            f"{row['arm']:32}{row['step_seconds']:8.3f} {row['step_cpu_seconds']:7.3f}"
+            f" {times['wall']:6.2f}x {times['cpu']:6.2f}x"
             f" {row['real_tokens_per_second']:9,.0f} {row['occupancy']:9.1%} {row['most_positions']:6,}"
             f"  {'yes' if _same(row) else 'no'}"
         )
@@ -149,14 +166,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--ranks-scale", type=float, default=0.2)
     parser.add_argument("--ranks-budget", type=int, default=4096)
     parser.add_argument("--ranks-repeats", type=int, default=4)
-    parser.add_argument("--only", choices=["sft", "grpo", "ranks"])
+    parser.add_argument("--only", choices=PARTS, help="one part; the others stay in --out")
     parser.add_argument("--quick", action="store_true", help="shorter lengths, fewer repeats")
     parser.add_argument("--out", type=Path)
     setting = parser.parse_args()
     if setting.quick:
-        setting.repeats, setting.sft_steps, setting.grpo_steps, setting.ranks_repeats = 2, 1, 1, 2
-        setting.sft_scale = setting.grpo_scale = setting.ranks_scale = 0.125
-        setting.sft_budget = setting.grpo_budget = setting.ranks_budget = 2048
+        setting.repeats, setting.sft_steps, setting.grpo_steps, setting.ranks_repeats = 2, 1, 1, 1
+        setting.grpo_scale = setting.ranks_scale = 0.125
+        setting.grpo_budget = setting.ranks_budget = 2048
     elif setting.out is None:
         setting.out = HERE / "result.json"
     return setting
@@ -169,13 +186,15 @@ def main() -> None:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
-    result: dict[str, Any] = {
-        "machine": machine("cpu"),
-        "threads": torch.get_num_threads(),
-        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "versions": versions(),
+    result: dict[str, Any] = {"runs": {}}
+    if setting.only and setting.out is not None and setting.out.exists():
+        result |= json.loads(setting.out.read_text())  # the other parts stay
+    result |= {"machine": machine("cpu"), "threads": torch.get_num_threads(), "versions": versions()}
+    result |= {"lengths": source()}
+    about = {
         "commit": git.stdout.strip(),
-        "lengths": source(),
+        "quick": setting.quick,
+        "load_before": os.getloadavg()[0],
         "setting": {key: value for key, value in vars(setting).items() if key != "out"},
     }
     begun = time.perf_counter()
@@ -183,16 +202,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if setting.only != "ranks":
             setting.cost = calibrated(setting)
-            result["cost"] = setting.cost.to_dict()
+            about["cost"] = setting.cost.to_dict()
             for module in (sft, grpo):
                 name = module.__name__
                 if setting.only in (None, name):
                     tell(name)
                     result[name] = compare(quiet(module, setting, folder), list(module.ARMS), setting.repeats, tell)
+                    for row in result[name]:
+                        row["exact"] = _same(row)
         if setting.only in (None, "ranks"):
             tell("ranks")
             result["ranks"] = run_ranks(setting, folder)
-    result["run_seconds"] = round(time.perf_counter() - begun, 1)
+    about["seconds"] = round(time.perf_counter() - begun, 1)
+    result["runs"] |= {part: about for part in PARTS if setting.only in (None, part)}
     for name in ("sft", "grpo"):
         if name in result:
             print(f"\n{name}\n{table(result[name])}")
@@ -209,8 +231,11 @@ def quiet(module: Any, setting: argparse.Namespace, folder: str) -> Any:
     """An arm's run without what trainers print."""
 
     def run(arm: str, repeat: int) -> Any:
+        given = setting
+        if repeat == WARM_UP:
+            given = argparse.Namespace(**{**vars(setting), "sft_scale": 0.02, "grpo_scale": 0.02})
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            return module.run(arm, repeat, setting, folder)
+            return module.run(arm, repeat, given, folder)
 
     return run
 
