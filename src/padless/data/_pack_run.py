@@ -247,7 +247,7 @@ def write_shards(
     def missing() -> Iterator[ShardTask]:
         nonlocal tokens
         for task in planner.tasks():
-            known = read_facts(spill.folder, out, task.number)
+            known = read_facts(task)
             if known is None:
                 numbers.append(task.number)
                 yield task
@@ -259,7 +259,10 @@ def write_shards(
         facts[numbers[done]] = written
         tokens += written.tokens
         progress("writing", tokens, planner.total_tokens, tokens)
-    return [facts[number] for number in sorted(facts)], planner.fate
+    made = [facts[number] for number in sorted(facts)]
+    for old in {path.name for path in out.glob("packs-*.parquet")} - {shard.name for shard in made}:
+        (out / old).unlink()  # an interrupted run had planned more shards
+    return made, planner.fate
 
 
 @dataclass(slots=True)

@@ -60,6 +60,14 @@ class ShardTask:
     position_ids: bool = False
     compression: str = "zstd"
 
+    def plan(self) -> str:
+        """A hash of what is where: equal for equal packs."""
+        digest = hashlib.blake2b(digest_size=16)
+        for array in (self.document, self.start, self.length, self.offsets):
+            digest.update(np.asarray(array, dtype=np.int64).tobytes())
+            digest.update(b"/")
+        return digest.hexdigest()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
@@ -150,19 +158,25 @@ def write_shard(task: ShardTask) -> ShardFacts:
         targets=int(target[-1]),
         without_targets=int((trained == 0).sum()),
     )
-    told = json.dumps(asdict(facts)).encode()
+    told = json.dumps({**asdict(facts), "plan": task.plan()}).encode()
     write_atomically(_facts_path(task.spill, task.number), lambda out: out.write(told))
     return facts
 
 
-def read_facts(spill: Path, out: Path, number: int) -> ShardFacts | None:
-    """Facts of a shard that an earlier run finished, or ``None`` where it did not (or the file is not as written)."""
+def read_facts(task: ShardTask) -> ShardFacts | None:
+    """Facts of a shard that an earlier run finished, or ``None`` where it did not (or the file is not as written).
+
+    A planner with a time limit may plan anew in another way: a shard of other packs is not the one asked for.
+    """
     try:
-        facts = ShardFacts(**json.loads(_facts_path(spill, number).read_bytes()))
-        with open(out / facts.name, "rb") as file:
+        told = json.loads(_facts_path(task.spill, task.number).read_bytes())
+        if told.pop("plan") != task.plan():
+            return None
+        facts = ShardFacts(**told)
+        with open(task.out / facts.name, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != facts.sha256:
                 return None
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return facts
 

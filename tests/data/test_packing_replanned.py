@@ -1,0 +1,59 @@
+"""A planner with a time limit may plan a resumed run in another way: shards of the old plan are not kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from padless.data import _pack_plan
+from padless.data.packing import pack_files
+
+
+class Interrupted(Exception):
+    """The run stops here."""
+
+
+def stop_after(shards: int) -> Any:
+    written = 0
+
+    def progress(stage: str, done: int, total: int | None, tokens: int) -> None:
+        nonlocal written
+        written += stage == "writing"
+        if written == shards:
+            raise Interrupted
+
+    return progress
+
+
+def documents(out: Path) -> Counter[int]:
+    found: Counter[int] = Counter()
+    for shard in out.glob("packs-*.parquet"):
+        for row in pq.read_table(shard, columns=["document_ids"]).to_pylist():
+            found.update(row["document_ids"])
+    return found
+
+
+@pytest.mark.parametrize("first", ["next-fit", "best-fit-decreasing"])
+def test_no_document_is_lost_or_doubled_when_the_plan_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    source = tmp_path / "rows.jsonl"
+    rows = [{"input_ids": [i] * (1 + 7 * i % 41)} for i in range(300)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    real = _pack_plan.pack
+    then = {"next-fit": "best-fit-decreasing", "best-fit-decreasing": "next-fit"}[first]
+    options: dict[str, Any] = {"capacity": 64, "method": "optimal", "shard_tokens": 512}
+    monkeypatch.setattr(_pack_plan, "pack", lambda lengths, capacity, method: real(lengths, capacity, method=first))
+    with pytest.raises(Interrupted):
+        pack_files(source, tmp_path / "out", progress=stop_after(6), **options)
+    assert len(list((tmp_path / "out").glob("packs-*"))) >= 6
+    monkeypatch.setattr(_pack_plan, "pack", lambda lengths, capacity, method: real(lengths, capacity, method=then))
+    result = pack_files(source, tmp_path / "out", **options)
+    assert result.resumed
+    assert documents(tmp_path / "out") == Counter(range(300))
+    assert sorted(path.name for path in result.shards) == sorted(p.name for p in (tmp_path / "out").glob("packs-*"))
