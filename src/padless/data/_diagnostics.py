@@ -94,12 +94,14 @@ class Diagnostics:
         first, behind = start * plan.ranks, stop * plan.ranks
         offsets, weights = plan.offsets[first : behind + 1], plan.members.weights
         chain = _to_array(self.neighbours)
-        ran, real, idle = count_groups(plan.held(corpus), weights, plan.order, offsets, plan.ranks, chain)
-        self.neighbours = _from_array(chain)
+        ran, real, padded, idle = count_groups(
+            plan.held(corpus), weights, plan.order, offsets, plan.padded[start:stop], plan.ranks, chain
+        )
+        _set_from(self.neighbours, chain)
         self.sequences += ran
         self.repeated += int(offsets[-1] - offsets[0]) - ran + idle * len(plan.filler)
         self.real_tokens += real
-        self.padded_tokens += int(plan.padded[start:stop].sum())
+        self.padded_tokens += padded
         self.micro_batches += behind - first
         self.idle += idle
         if stop == plan.steps:
@@ -117,8 +119,6 @@ def _to_array(chain: Neighbours) -> npt.NDArray[np.float64]:
     )
 
 
-def _from_array(values: npt.NDArray[np.float64]) -> Neighbours:
-    pairs, before, after, before_squared, after_squared, product, last = values.tolist()
-    return Neighbours(
-        int(pairs), before, after, before_squared, after_squared, product, None if math.isnan(last) else last
-    )
+def _set_from(chain: Neighbours, values: npt.NDArray[np.float64]) -> None:
+    pairs, chain.before, chain.after, chain.before_squared, chain.after_squared, chain.product, last = values.tolist()
+    chain.pairs, chain.last = int(pairs), None if math.isnan(last) else last

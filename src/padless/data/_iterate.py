@@ -43,9 +43,16 @@ class SamplerIterator(Iterator[MicroBatch]):
         if run is None or place == run.places:
             run = self._next_run()
             place = self._place
-        batch = run.batch(place)
+        # No calls that can be avoided: on one rank a step has dozens of micro-batches.
+        cuts = run.cuts
+        batch = MicroBatch(run.rows[cuts[place] : cuts[place + 1]])
+        batch._of, batch.place = run, place
         self._place = place + 1
-        self._sampler._issue(batch)
+        sampler = self._sampler
+        if sampler._waiting is None:
+            sampler._consume(batch)
+        else:  # a loop is followed: it counts when the loop receives it
+            sampler._waiting.append(batch)
         return batch
 
     def _next_run(self) -> Running:

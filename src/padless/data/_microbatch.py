@@ -173,14 +173,6 @@ class Running:
         self.rows: list[int] = sampled.rows_of(plan.members.sequences[self.slots])
         self.cuts: list[int] = cuts.tolist()
 
-    def batch(self, place: int) -> MicroBatch:
-        """One micro-batch."""
-        cuts = self.cuts
-        batch = MicroBatch(self.rows[cuts[place] : cuts[place + 1]])
-        batch._of = self
-        batch.place = place
-        return batch
-
     def after(self, place: int) -> Position:
         """Where a loop stands that has consumed the micro-batches up to this one."""
         ranks, number, around = self.plan.ranks, self.of.number, self.of.arranged_for

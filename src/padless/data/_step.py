@@ -57,8 +57,8 @@ class StepPlan:
         g = place * self.ranks + rank
         return self.order[self.offsets[g] : self.offsets[g + 1]]
 
-    def held(self, corpus: Corpus) -> Index:
-        """Tokens of each member, (S,) int64."""
+    def held(self, corpus: Corpus) -> npt.NDArray[Any]:
+        """Tokens of each member over all fields, (S,)."""
         return _tokens(corpus, self.members.sequences)
 
     def left_after(self, places: int) -> Members:
@@ -308,7 +308,7 @@ def _totals(corpus: Corpus, members: Members) -> tuple[int, int, int | None]:
     return len(real), tokens, targets
 
 
-def _tokens(corpus: Corpus, sequences: Index) -> Index:
-    """Tokens of some sequences over all fields, (S,) int64."""
+def _tokens(corpus: Corpus, sequences: Index) -> npt.NDArray[Any]:
+    """Tokens of some sequences over all fields, (S,)."""
     held = corpus.lengths[sequences]
-    return held.astype(np.int64) if held.ndim == 1 else np.asarray(held.sum(axis=1, dtype=np.int64))
+    return held if held.ndim == 1 else np.asarray(held.sum(axis=1, dtype=np.int64))

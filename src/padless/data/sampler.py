@@ -199,13 +199,6 @@ class TokenBudgetSampler:
         finally:
             self._waiting = None
 
-    def _issue(self, batch: MicroBatch) -> None:
-        """An iterator hands out a micro-batch: it counts at once, unless a loop is followed."""
-        if self._waiting is None:
-            self._consume(batch)
-        else:
-            self._waiting.append(batch)
-
     def _consume(self, batch: MicroBatch) -> None:
         run: Running = batch._of  # type: ignore[assignment]
         if run is not self._run:

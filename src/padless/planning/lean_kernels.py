@@ -26,9 +26,9 @@ Cost = tuple[float, float, float, float]
 
 _KINDS = 4  # caps that differ
 _SPREADS = (0.0, 0.8, 0.3, 1.3)  # how far apart they are tried, as a share of their mean
-_HALVINGS = 5
+_HALVINGS = 4
 _MISSES = 3
-_EFFORT = 10  # runs that are placed in the search, for each row
+_EFFORT = 4  # runs that are placed in the search, for each row
 _JUST_OVER = 1.0 + 1e-9
 
 

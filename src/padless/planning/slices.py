@@ -32,20 +32,22 @@ def rank_slots(order: Index, offsets: Index, filler: Index, ranks: int, rank: in
 
 
 def count_groups(
-    held: Index,
+    held: AnyIndex,
     weights: npt.NDArray[np.float64] | None,
     order: Index,
     offsets: Index,
+    padded: Index,
     ranks: int,
     chain: npt.NDArray[np.float64],
-) -> tuple[int, int, int]:
-    """(sequences of weight above 0, their tokens, empty groups) of micro-steps: ``held`` (n,) tokens of each member.
+) -> tuple[int, int, int, int]:
+    """(sequences of weight above 0, their tokens, padded tokens, empty groups) of some micro-steps.
 
-    ``offsets`` (K * ranks + 1,) are places in ``order``. ``chain`` (7,) is a `padless.metrics.Neighbours` (pairs,
-    before, after, their squares, product, last or NaN), and goes on with the mean lengths of rank 0.
+    ``held`` (n,) are the tokens of each member; ``offsets`` (K * ranks + 1,) places in ``order``; ``padded``
+    (K, ranks). ``chain`` (7,) is a `padless.metrics.Neighbours` (pairs, before, after, their squares, product, last
+    or NaN), and goes on with the mean lengths of rank 0.
     """
-    told: tuple[int, int, int] = _count_groups(
-        held, _NO_WEIGHTS if weights is None else weights, order, offsets, ranks, chain
+    told: tuple[int, int, int, int] = _count_groups(
+        held, _NO_WEIGHTS if weights is None else weights, order, offsets, padded, ranks, chain
     )
     return told
 
@@ -74,11 +76,12 @@ def _rank_slots(order: Index, offsets: Index, filler: Index, ranks: int, rank: i
 
 @jit
 def _count_groups(
-    held: Index, weights: AnyIndex, order: Index, offsets: Index, ranks: int, chain: AnyIndex
-) -> tuple[int, int, int]:
-    ran, tokens, idle = 0, 0, 0
+    held: AnyIndex, weights: AnyIndex, order: Index, offsets: Index, padded: Index, ranks: int, chain: AnyIndex
+) -> tuple[int, int, int, int]:
+    ran, tokens, positions, idle = 0, 0, 0, 0
     for g in range(len(offsets) - 1):
         start, stop = offsets[g], offsets[g + 1]
+        positions += padded[g // ranks, g % ranks]
         total = 0
         for i in range(start, stop):
             total += held[order[i]]
@@ -97,7 +100,7 @@ def _count_groups(
                 chain[4] += mean * mean
                 chain[5] += chain[6] * mean
             chain[6] = mean
-    return ran, tokens, idle
+    return ran, tokens, positions, idle
 
 
 @jit
