@@ -24,6 +24,7 @@ NOTE = (
     " masks that the model builds and hands on were judged, not the compiled kernel."
 )
 _INTEGRATION = "transformers.integrations.flex_attention"
+_KEPT = "_padless_allowed"
 _MASKS = "transformers.masking_utils"
 
 
@@ -85,7 +86,7 @@ def plain_flex_attention(
     if score_mod is not None:
         scores = _over_all(score_mod, first=(0,))(scores, *places)
     if block_mask is not None:
-        allowed = _allowed(block_mask, places)  # (B or 1, H or 1, T, S)
+        allowed = _allowed(block_mask, places)  # (B, H, T, S)
         scores = scores.masked_fill(~allowed, float("-inf"))
         seen = allowed.any(-1, keepdim=True)
         scores = scores.masked_fill(~seen, 0.0)  # no softmax over nothing, which has no gradient
@@ -94,8 +95,14 @@ def plain_flex_attention(
 
 
 def _allowed(block_mask: Any, places: list[Tensor]) -> Tensor:
-    """The pairs that a block mask lets through: its rule in partial blocks, everything in full ones."""
+    """The pairs that a block mask lets through: its rule in partial blocks, everything in full ones.
+
+    All layers of a forward pass are given the same mask, so it keeps them.
+    """
     rows, heads, queries, keys = (len(place) for place in places)
+    known: Tensor | None = getattr(block_mask, _KEPT, None)
+    if known is not None and known.shape == (rows, heads, queries, keys):
+        return known
     rule = _over_all(block_mask.mask_mod, first=())(*places)  # (B, H, T, S)
     tall, wide = block_mask.BLOCK_SIZE
     partial = _listed(block_mask.kv_num_blocks, block_mask.kv_indices)
@@ -105,6 +112,7 @@ def _allowed(block_mask: Any, places: list[Tensor]) -> Tensor:
         full = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
         cells = full.repeat_interleave(tall, -2).repeat_interleave(wide, -1)[..., :queries, :keys]
         allowed = allowed | cells
+    setattr(block_mask, _KEPT, allowed)
     return allowed
 
 
