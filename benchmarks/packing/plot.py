@@ -29,17 +29,14 @@ def chart(results: dict[str, Any]) -> list[tuple[str, float, str, bool]]:
         for name, title in (("trl", "datasets + TRL pack_dataset"), ("padless", "padless pack")):
             found.append((title, rates[name] / most, f"{rates[name]:,} tokens/s", name == "padless"))
     if "analyze" in results:
-        part = results["analyze"]
-        rates = {
-            "alone": part["rows"] / min(part["tokenizer_alone_seconds"]),
-            "ours": part["rows"] / min(part["analyze_seconds"]),
-        }
+        part = results["analyze"]["qwen"]
+        rates = {name: part["sequences"] / min(taken) for name, taken in part["seconds"].items()}
         most = max(rates.values())
-        found.append(("the tokenizer alone", rates["alone"] / most, f"{rates['alone']:,.0f} rows/s", False))
-        found.append(("padless analyze", rates["ours"] / most, f"{rates['ours']:,.0f} rows/s", True))
-    for name, value in results.get("efficiency", {}).items():
-        if isinstance(value, float) and value <= 1 and name != "load":
-            found.append((f"full at 8k: {name}", value, f"{value:.2%}", True))
+        for name, title in (("tokenizer", "the tokenizer alone"), ("analyze", "padless analyze")):
+            found.append((title, rates[name] / most, f"{rates[name]:,.0f} rows/s", name == "analyze"))
+    for corpus, ways in results.get("efficiency", {}).get("corpora", {}).items():
+        for way, part in ways.items():
+            found.append((f"{corpus}, {way}", part["efficiency"], f"{part['efficiency']:.2%} full", True))
     return found
 
 
@@ -48,26 +45,35 @@ def svg(bars: list[tuple[str, float, str, bool]]) -> str:
     for i, (label, share, text, ours) in enumerate(bars):
         y = 10 + 26 * i
         colour = "#1768ac" if ours else "#9a9a94"
-        rows.append(f'<text x="292" y="{y + 14}" text-anchor="end">{escape(label)}</text>')
-        rows.append(f'<rect x="300" y="{y}" width="{300 * share:.1f}" height="19" fill="{colour}"/>')
-        rows.append(f'<text x="{306 + 300 * share:.1f}" y="{y + 14}">{escape(text)}</text>')
+        rows.append(f'<text x="392" y="{y + 14}" text-anchor="end">{escape(label)}</text>')
+        rows.append(f'<rect x="400" y="{y}" width="{300 * share:.1f}" height="19" fill="{colour}"/>')
+        rows.append(f'<text x="{406 + 300 * share:.1f}" y="{y + 14}">{escape(text)}</text>')
     height = 26 * len(bars) + 20
     style = "text{font:13px system-ui,sans-serif;fill:#444}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
     body = "\n".join(rows)
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" role="img" aria-label="Packing benchmark">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 {height}" role="img" aria-label="Packing benchmark">'
     )
     return f"{head}\n<style>{style}</style>\n{body}\n</svg>\n"
 
 
 def table(results: dict[str, Any]) -> str:
+    """Plain figures of each part, and of the parts within it."""
     lines = ["| part | result |", "| --- | --- |"]
     for name, part in results.items():
-        if name == "machine":
-            continue
-        plain = {k: v for k, v in part.items() if not isinstance(v, dict | list)}
-        lines.append(f"| {name} | {', '.join(f'{k} {v}' for k, v in plain.items())} |")
+        if name != "machine":
+            lines.extend(f"| {title} | {figures} |" for title, figures in rows_of(name, part))
     return "\n".join(lines)
+
+
+def rows_of(name: str, part: dict[str, Any]) -> list[tuple[str, str]]:
+    """One row for the plain values of a dictionary, and those of the dictionaries in it."""
+    plain = {key: value for key, value in part.items() if not isinstance(value, dict | list)}
+    rows = [(name, ", ".join(f"{key} {value}" for key, value in plain.items()))] if plain else []
+    for key, value in part.items():
+        if isinstance(value, dict):
+            rows.extend(rows_of(f"{name}: {key}", value))
+    return rows
 
 
 if __name__ == "__main__":
