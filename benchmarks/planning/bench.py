@@ -4,7 +4,7 @@
 
 ``FOLDER`` of PADLESS_DATA holds ``lengths.npz`` (measured lengths). Peers are those of the environment and of
 ``--peers``: folders with installed packages, or with sub-folders that hold them (see README.md). A peer that cannot
-be had is named in the result with the reason. ``--quick`` takes under a minute, the whole about twelve on a quiet core.
+be had is named in the result with the reason. ``--quick`` takes about a minute, the whole about twelve on a quiet core.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ def _about(result: dict[str, Any]) -> str:
     text += f"Load when a section began: up to {load:.1f}. Seconds in all: {sum(run['seconds'] for run in runs):.0f}."
     if quick:
         text += f" Quick (fewer draws, smaller sizes, peers capped at a second): {', '.join(quick)}."
+    text += f" Peers: {', '.join(f'{name} {version}' for name, version in result['peers'].items())}."
+    text += f" Missing: {', '.join(result['missing_peers'])}."
     if load > 2 * machine["cores"]:
         text += " The machine was busy with other work: wall seconds are several times too long and ratios noisy."
     return text
