@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laws import best_makespan, check_plan_laws
-from padless import CostModel, microbatch
+from padless import CostModel, PadlessError, microbatch
 from support.lengths import data_folder, measured_lengths
 
 COSTS = st.builds(
@@ -74,22 +74,122 @@ def test_few_sequences_on_ranks_that_meet_at_the_end_are_optimal(
     assert plan.makespan() == pytest.approx(best)
 
 
-@settings(max_examples=60, deadline=None)
-@given(SMALL, st.integers(60, 200), COSTS, st.integers(1, 3), st.randoms(use_true_random=False))
-def test_bounds_hold_for_atoms_and_fields(
-    lengths: list[int], budget: int, cost: CostModel, ranks: int, random: Any
+ALL_OPTIONS = st.fixed_dictionaries(
+    {"sync": st.sampled_from(["microbatch", "step"])},
+    optional={
+        "multiple_of": st.sampled_from([4]),
+        "max_sequences": st.integers(3, 5),
+        "min_sequences": st.integers(2, 3),
+        "microbatches_multiple_of": st.integers(2, 3),
+        "ladder": st.sampled_from([[8, 16, 32]]),
+    },
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=7),
+    st.sampled_from(["one field", "two fields"]),
+    st.booleans(),
+    st.integers(64, 260),
+    COSTS,
+    st.integers(1, 4),
+    ALL_OPTIONS,
+)
+def test_few_sequences_are_optimal_under_every_combination_of_options(
+    rows: list[tuple[int, int, int]], fields: str, grouped: bool, budget: int, cost: CostModel, ranks: int, options: Any
 ) -> None:
-    atoms = np.array([random.randrange(4) for _ in lengths])
-    assume(all(max(np.array(lengths)[atoms == a]) * int((atoms == a).sum()) <= budget for a in set(atoms.tolist())))
-    plan = microbatch(lengths, budget, cost=cost, ranks=ranks, atoms=atoms)
-    best = best_makespan(np.array(lengths), budget, ranks=ranks, cost=cost, atoms=atoms)
-    assert plan.lower_bound <= best * (1 + 1e-9)
-    assert plan.makespan() >= best * (1 - 1e-9)
-    pairs = np.stack([lengths, [random.randrange(1, 20) for _ in lengths]], axis=1)
-    plan = microbatch(pairs, budget, cost=cost, ranks=ranks)
-    best = best_makespan(pairs, budget, ranks=ranks, cost=cost)
-    assert plan.lower_bound <= best * (1 + 1e-9)
-    assert plan.makespan() >= best * (1 - 1e-9)
+    table = np.array(rows)
+    lengths = table[:, :2] if fields == "two fields" else table[:, 0]
+    atoms = table[:, 2] if grouped else None
+    best = best_makespan(lengths, budget, ranks=ranks, cost=cost, atoms=atoms, **options)
+    if not np.isfinite(best):  # an atom over the limits, or too few sequences: no plan keeps all of them
+        with pytest.raises(PadlessError):
+            microbatch(lengths, budget, ranks=ranks, cost=cost, atoms=atoms, **options)
+        return
+    plan = microbatch(lengths, budget, ranks=ranks, cost=cost, atoms=atoms, **options)
+    check_plan_laws(plan)
+    assert plan.makespan() == pytest.approx(best)
+    assert plan.lower_bound == pytest.approx(best)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {}),
+        (3, {"multiple_of": 8}),
+        (2, {"min_sequences": 2}),
+        (4, {"max_sequences": 4, "microbatches_multiple_of": 2}),
+    ],
+)
+def test_nine_sequences_of_two_fields_are_optimal(ranks: int, options: Any) -> None:
+    lengths = np.random.default_rng(ranks).integers(1, 40, (9, 2))
+    cost = CostModel(per_microbatch=25)
+    best = best_makespan(lengths, 300, ranks=ranks, cost=cost, **options)
+    assert microbatch(lengths, 300, ranks=ranks, cost=cost, **options).makespan() == pytest.approx(best)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(0, 4)), min_size=1, max_size=9),
+    st.sampled_from([0, 1]),
+    st.booleans(),
+    st.sampled_from(["alone", "drop"]),
+    st.integers(1, 4),
+    st.sampled_from(["microbatch", "step"]),
+    st.sampled_from([1, 2, 4]),
+)
+def test_few_sequences_keep_every_law_when_some_are_over_the_budget_or_rows_come_in_multiples(
+    rows: list[tuple[int, int, int]], fields: int, grouped: bool, overlong: Any, ranks: int, sync: Any, multiple: int
+) -> None:
+    table = np.array(rows)
+    lengths = table[:, :2] if fields else table[:, 0]
+    plan = microbatch(
+        lengths, 60, ranks=ranks, atoms=table[:, 2] if grouped else None, overlong=overlong, sync=sync,
+        sequences_multiple_of=multiple,
+    )  # fmt: skip
+    check_plan_laws(plan)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 3)), min_size=1, max_size=8),
+    st.booleans(),
+    st.integers(130, 300),
+    st.integers(0, 100),
+    COSTS,
+    st.integers(1, 4),
+    st.sampled_from(["microbatch", "step"]),
+)
+def test_more_budget_freedom_or_fewer_constraints_never_cost_more_where_all_plans_are_tried(
+    rows: list[tuple[int, int, int]], two: bool, budget: int, more: int, cost: CostModel, ranks: int, sync: Any
+) -> None:
+    table = np.array(rows)
+    lengths = table[:, :2] if two else table[:, 0]
+    shared: dict[str, Any] = {"ranks": ranks, "cost": cost, "sync": sync}
+    free = microbatch(lengths, budget, **shared).makespan()
+    assert microbatch(lengths, budget + more, **shared).makespan() <= free * (1 + 1e-12)
+    constraints: list[dict[str, Any]] = [
+        {"max_sequences": 3}, {"multiple_of": 4}, {"microbatches_multiple_of": 2}, {"atoms": table[:, 2]},
+        {"ladder": [30]}, {"min_sequences": min(2, len(rows))},
+    ]  # fmt: skip
+    for constraint in constraints:
+        try:
+            held = microbatch(lengths, budget, **shared, **constraint)
+        except PadlessError:  # an atom over the budget, or two sequences that cannot share
+            continue
+        assert free <= held.makespan() * (1 + 1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=10, max_size=16), st.integers(60, 200), COSTS, st.integers(2, 4))
+def test_bounds_hold_beyond_what_is_tried_in_full(lengths: list[int], budget: int, cost: CostModel, ranks: int) -> None:
+    """Pairs of equal lengths leave eight items, small enough to try everything, apart far more than that."""
+    atoms = np.arange(len(lengths)) // 2
+    together = microbatch(lengths, budget, cost=cost, ranks=ranks, atoms=atoms)
+    apart = microbatch(lengths, budget, cost=cost, ranks=ranks)
+    assert apart.lower_bound <= together.makespan() * (1 + 1e-9)
+    assert apart.lower_bound <= apart.makespan() * (1 + 1e-9)
 
 
 @settings(max_examples=150, deadline=None)
@@ -137,6 +237,7 @@ def test_more_budget_or_fewer_constraints_never_cost_more_on_one_rank(
         ("mix_rl_longcot", 256, 8, 16_384, 1.035, 1.055),
         ("mix_rl_gsm8k_heavy", 1024, 8, 16_384, 1.03, 1.055),
         ("mix_rl_longcot", 1024, 8, 16_384, 1.015, 1.025),
+        ("mix_rl_longcot", 4096, 64, 32_768, 1.017, 1.027),
     ],
 )
 def test_plans_of_real_mixes_stay_close_to_the_bound(

@@ -64,7 +64,7 @@ def test_on_one_rank_no_cut_of_the_sorted_lengths_costs_less(lengths: list[int],
 
 
 @pytest.mark.parametrize(
-    ("ranks", "size", "slower"), [(1, 256, 1.001), (8, 256, 1.06), (8, 1024, 1.05), (64, 1024, 1.02)]
+    ("ranks", "size", "slower"), [(1, 256, 1.001), (8, 256, 1.06), (8, 1024, 1.05), (64, 1024, 1.05)]
 )
 def test_lean_plans_are_nearly_as_fast_as_thorough_ones(ranks: int, size: int, slower: float) -> None:
     from padless.planning.microbatch import microbatch

@@ -5,7 +5,7 @@ without atoms nothing is lost by that: given any division, runs of the same size
 wider, one by one. What is left to choose is the runs' sizes and how they meet.
 
 * One rank: dynamic programming, optimal.
-* A few sequences: all divisions are tried, optimal.
+* A few sequences: all divisions are tried, optimal. With several fields or atoms, all partitions.
 * Ranks that meet in every micro-batch: for each number of micro-steps the smallest common cap, then a cap for
   each kind of step (`lockstep`).
 * Ranks that meet at the end: runs of least total cost, and of common caps, spread over ranks.
@@ -13,34 +13,93 @@ wider, one by one. What is left to choose is the runs' sizes and how they meet.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from padless.planning import small_kernels
+from padless.planning import run_kernels, small_kernels
 from padless.planning.grouping import Grouping, lay_out
 from padless.planning.lockstep import common_caps, lockstep
 from padless.planning.problem import Floats, Index, Problem, least_total, too_few
 
-__all__ = ["balanced"]
+__all__ = ["balanced", "is_optimal"]
 
-_SMALL = 11  # items for which every division is tried
+_SMALL = 11  # items for which every division into runs is tried
+_TINY = 9  # items for which every partition is tried where runs may not suffice
 
 
 def balanced(problem: Problem, *, seed: int = 0) -> Grouping:
-    """The best plan found; ``order`` is the items' own, so that bounds are places in it."""
+    """The best plan found, over the order of the items or, for a few items of several fields or atoms, another."""
+    problem = _with_reachable_multiple(problem)
+    if _tries_partitions(problem) and (grouping := _best_partition(problem)) is not None:
+        return grouping
     if problem.ranks == 1:
         return _finish(problem, least_total(problem))
-    if problem.one_field and len(problem.items) <= _SMALL and not problem.items.over.any():
+    if _tries_cuts(problem):
         starts = np.empty(len(problem.items) + 1, dtype=np.int64)
         _, runs = small_kernels.every_cut(
             problem.ranks, problem.every, problem.fewest_rows, problem.lockstep,
             problem.cum, problem.items.widths, problem.cost, problem.limits, starts,
         )  # fmt: skip
-        if runs == 0:
+        if runs == 0 and problem.limits[2] == 1:
             raise too_few(problem)
-        return _finish(problem, starts[: runs + 1])
+        if runs > 0:
+            return _finish(problem, starts[: runs + 1])
     if not problem.lockstep:
         return _finish(problem, _spread_over_ranks(problem))
     return _finish(problem, lockstep(problem, seed))
+
+
+def _with_reachable_multiple(problem: Problem) -> Problem:
+    """A multiple of sequences gives way where atoms, or sequences that run alone, cannot keep it in order."""
+    if problem.limits[2] == 1 or _runs_suffice(problem):
+        return problem
+    starts = np.empty(len(problem.items) + 2, dtype=np.int64)
+    if run_kernels.cut(1e300, len(problem.items), *problem.arrays, starts) <= len(problem.items):
+        return problem
+    return replace(problem, limits=np.array([*problem.limits[:2], 1], dtype=np.int64))
+
+
+def is_optimal(problem: Problem) -> bool:
+    """Whether `balanced` proves that no other plan keeps the same options and takes less modelled time."""
+    if problem.limits[2] > 1:  # where a multiple of sequences gives way is a matter of the order
+        return False
+    return _tries_partitions(problem) or (_runs_suffice(problem) and (problem.ranks == 1 or _tries_cuts(problem)))
+
+
+def _runs_suffice(problem: Problem) -> bool:
+    """Whether some optimal plan consists of runs of the sorted order."""
+    return problem.one_field and problem.single and not problem.items.over.any()
+
+
+def _tries_partitions(problem: Problem) -> bool:
+    return len(problem.items) <= _TINY and not _runs_suffice(problem)
+
+
+def _tries_cuts(problem: Problem) -> bool:
+    return problem.one_field and len(problem.items) <= _SMALL and not problem.items.over.any()
+
+
+def _best_partition(problem: Problem) -> Grouping | None:
+    """All partitions of a few items are tried; None where none keeps a multiple of sequences, which then gives way."""
+    count, items = len(problem.items), problem.items
+    costs = np.empty(1 << count)
+    small_kernels.group_costs(
+        problem.fewest_rows, problem.cum, items.widths, items.over, problem.cost, problem.limits, costs
+    )
+    groups = np.empty(count, dtype=np.int64)
+    fixed = float(problem.cost[0])
+    _, sets = small_kernels.every_partition(
+        problem.ranks, problem.every, problem.lockstep, fixed, problem.own, costs, groups
+    )
+    if sets == 0:
+        if problem.limits[2] > 1:
+            return None
+        raise too_few(problem)
+    held = (groups[:sets, None] >> np.arange(count)) & 1  # (G, I)
+    order = np.nonzero(held)[1].astype(np.int64)  # (I,) items, group by group
+    bounds = np.concatenate([[0], np.cumsum(held.sum(axis=1))]).astype(np.int64)  # (G + 1,)
+    return _lay_out(problem, order, bounds, fixed + costs[groups[:sets]])
 
 
 # --- ranks that meet at the end of the step
@@ -88,12 +147,15 @@ def _spread(problem: Problem, costs: Floats) -> tuple[float, int, Index, Index]:
 
 def _finish(problem: Problem, bounds: Index) -> Grouping:
     """Give ranks without work some of their neighbours', where that costs nothing, and lay the runs out."""
-    order = np.arange(len(problem.items), dtype=np.int64)
     if problem.lockstep or problem.ranks == 1:
         bounds = _share_out(problem, bounds)
-        costs = problem.run_costs(bounds)
+    return _lay_out(problem, np.arange(len(problem.items), dtype=np.int64), bounds, problem.run_costs(bounds))
+
+
+def _lay_out(problem: Problem, order: Index, bounds: Index, costs: Floats) -> Grouping:
+    """Groups between ``bounds`` (G + 1,) of ``order`` over steps and ranks; ``costs`` (G,) are theirs."""
+    if problem.lockstep or problem.ranks == 1:
         return lay_out(order, bounds, costs, problem.ranks, problem.steps_for(len(costs)))
-    costs = problem.run_costs(bounds)
     _, steps, by_cost, place = _spread(problem, costs)
     start = np.zeros((steps, problem.ranks), dtype=np.int64)
     stop = np.zeros((steps, problem.ranks), dtype=np.int64)

@@ -115,13 +115,19 @@ def _furthest(i: int, fits: float, rates: Any) -> int:
 
 
 @jit
-def lowest(most: int, low: float, high: float, near: float, rates: Any, starts: Array) -> tuple[float, int]:
+def lowest(most: int, low: float, top: float, near: float, rates: Any, starts: Array) -> tuple[float, int]:
     """(room, runs) of the smallest common room, to ``near`` of it, with which ``most`` runs are enough.
 
-    ``high`` must do; ``starts`` gets the bounds.
+    ``top`` must do, but has no influence on the result where less does; ``starts`` gets the bounds.
     """
     room, slots, used = np.empty(1), np.full(1, most), np.empty(1)
     low = max(low, rates.work[len(rates.work) - 1] / most if rates.unit[0] > 0.0 else 0.0)
+    high = low
+    while high < top:
+        room[0] = high
+        if fill(room, slots, rates, starts, used) >= 0:
+            break
+        low, high = high, min(top, 1.25 * high + 1.0)
     while high - low > near * high:
         room[0] = 0.5 * (low + high)
         if fill(room, slots, rates, starts, used) >= 0:
@@ -163,27 +169,35 @@ def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates:
     """Lower the weighted sum of ``room`` in place by pairs: one cap grows a little, another shrinks by more than that.
 
     Where that works it shrinks further, three times as much each time. After every success all caps come down to
-    what their runs cost. Ends after ``fills`` trials, or many in a row without success. ``bounds`` gets the last
-    runs that kept the caps; how many they are is returned, 0 where no trial succeeded.
+    what their runs cost. After many trials in vain all caps grow a little, each by its own amount, and come down again
+    another way; the best sum is kept. Ends after ``fills`` trials. ``bounds`` gets the runs that kept the caps; how
+    many they are is returned, 0 where no trial succeeded.
     """
     kinds = len(room)
     starts = np.empty(slots.sum() + 2, dtype=np.int64)
-    used, trial = np.empty(kinds), np.empty(kinds)
+    used, trial, current = np.empty(kinds), np.empty(kinds), room.copy()
     state = seed * 2654435761 % 2147483647 + 1
-    fine = 2e-5 * (room * slots).sum() / slots.sum()
+    least = total = (room * slots).sum()
+    fine = 2e-5 * total / slots.sum()
     done = runs = succeeded = 0
-    while done < fills and done - succeeded < 40 * kinds:
+    while done < fills:
+        if done - succeeded >= 16 * kinds + 16:
+            succeeded = done
+            for k in range(kinds):
+                state = state * 48271 % 2147483647
+                share = state / 2147483647.0
+                current[k] = min(top, room[k] * (1.0 + 0.15 * share * share))
         state = state * 48271 % 2147483647  # a Lehmer generator: the same draws everywhere
         t = state % kinds
         state = state * 48271 % 2147483647
         s = state % (kinds + 1)  # the last: none grows
         state = state * 48271 % 2147483647
         share = state / 2147483647.0
-        trial[:] = room
-        high = room[t]
+        trial[:] = current
+        high = current[t]
         if s != t and s < kinds:
-            trial[s] = min(top, room[s] * (1.0 + 0.3 * share * share * share))
-            high -= (trial[s] - room[s]) * slots[s] / slots[t]
+            trial[s] = min(top, current[s] * (1.0 + 0.3 * share * share * share))
+            high -= (trial[s] - current[s]) * slots[s] / slots[t]
         stride = fine
         while done < fills:
             trial[t] = high - stride
@@ -191,11 +205,15 @@ def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates:
             found = fill(trial, slots, rates, starts, used) if trial[t] > 0.0 else -1
             if found < 0:
                 break
-            runs, succeeded = found, done
-            bounds[: runs + 1] = starts[: runs + 1]
+            succeeded = done
             for k in range(kinds):
                 trial[k] = min(trial[k], used[k] * (1.0 + 1e-12) + 1e-12)
-            room[:] = trial
-            high = room[t]
+            current[:] = trial
+            total = (current * slots).sum()
+            if total < least:
+                least, runs = total, found
+                room[:] = current
+                bounds[: runs + 1] = starts[: runs + 1]
+            high = current[t]
             stride *= 3.0
     return runs

@@ -18,8 +18,10 @@ __all__ = ["Common", "common_caps", "lockstep", "rates_of"]
 _KINDS = 12  # caps that are searched at once
 _EFFORT = 2900  # elementary steps of the search for each item, 2 to 4 ns each
 _SEARCHED = 50_000  # items up to which caps are searched; beyond, common caps are within a fraction of a percent
+_FLOOR = 800_000  # at least so many in all
+_TRIALS = 500  # at most so many trials for each kind
+_FEW = 1500  # items up to which four numbers of steps are searched, two beyond
 _DELTAS = (0.2, 0.4, 0.8)
-_SCHEDULE = ((6, 1 / 24), (2, 1 / 8), (1, 1 / 2))  # starts followed, share of the trials that each gets
 _LEAST = 20  # trials of each start at least
 Common = tuple[float, int, float, Index]  # time, steps, cap, bounds of the runs
 _Caps = tuple[float, int, Floats, Index, Index]  # time, steps, room (T,), slots (T,), bounds of the runs
@@ -32,11 +34,14 @@ def lockstep(problem: Problem, seed: int) -> Index:
     least, _, _, best = candidates[0]
     if rates is None or len(problem.items) > _SEARCHED:
         return best
-    found = _spread_caps(problem, rates, candidates[:2])
-    fills = _EFFORT * len(problem.items) / max((len(slots) + 6) * slots.sum() for _, _, _, slots, _ in found)
-    # How good a start is says little about where it leads: all are followed a little, two further, one to the end.
-    for survivors, share in _SCHEDULE:
-        effort = max(_LEAST, int(share * fills))
+    found = _spread_caps(problem, rates, candidates[: 4 if len(problem.items) <= _FEW else 2])
+    if not found:  # nothing near the common caps is enough
+        return best
+    kinds, runs = max(len(c[2]) for c in found), max(c[3].sum() for c in found)
+    fills = min(_TRIALS * kinds, max(_FLOOR, _EFFORT * len(problem.items)) / ((kinds + 6) * runs))
+    # How good a start is says little about where it leads: all are followed a little, three further, one to the end.
+    for survivors, share in ((len(found), 0.25), (3, 0.25), (1, 0.5)):
+        effort = max(_LEAST, int(share * fills / survivors))
         found = [_improved(problem, rates, start, effort, seed + survivors) for start in found[:survivors]]
         found.sort(key=lambda c: c[0])
     for _, steps, _, _, bounds in found:
@@ -52,7 +57,9 @@ def common_caps(problem: Problem, rates: Rates | None = None) -> list[Common]:
     first = problem.steps_for(_fewest(problem))
     # The widest run possible bounds the search from above, the costliest item from below.
     low = float(problem.run_costs(np.arange(len(problem.items) + 1)).max())
-    high = max(low, float(problem.run_costs(_cut(problem, 1e300, len(problem.items))).max()))
+    widest = _cut(problem, 1e300, len(problem.items))
+    high = max(low, float(problem.run_costs(widest).max())) if len(widest) > 1 else low
+    top = high
     found: list[Common] = []
     for steps in range(first, first + 16 * problem.every, problem.every):
         if found and steps * fixed + total / problem.ranks >= min(c[0] for c in found):
@@ -63,10 +70,17 @@ def common_caps(problem: Problem, rates: Rates | None = None) -> list[Common]:
         else:
             starts = np.empty(steps * problem.ranks + 1, dtype=np.int64)
             room, runs = cap_kernels.lowest(
-                steps * problem.ranks, low - fixed, high - fixed, _near(problem), rates, starts
+                steps * problem.ranks, low - fixed, top - fixed, _near(problem), rates, starts
             )
             high, bounds = room + fixed, starts[: runs + 1]
-        found.append((problem.lockstep_time(problem.run_costs(bounds), steps), steps, high, bounds))
+            if runs < 0:  # rounding: what ``top`` was taken from always does
+                high, bounds = top, _cut(problem, 1e300, len(problem.items))
+        if 1 < len(bounds) <= steps * problem.ranks + 1:
+            found.append((problem.lockstep_time(problem.run_costs(bounds), steps), steps, high, bounds))
+    if not found:  # a floor on rows, or their multiple, may need more runs than were counted
+        bounds = least_total(problem, every=1)
+        steps, costs = problem.steps_for(len(bounds) - 1), problem.run_costs(bounds)
+        found.append((problem.lockstep_time(costs, steps), steps, float(costs.max()), bounds))
     return sorted(found, key=lambda c: c[0])
 
 
@@ -90,7 +104,7 @@ def _cut(problem: Problem, cap: float, most: int) -> Index:
         return least_total(problem, penalty=_heavy(problem), cap=cap, every=1)
     starts = np.empty(most + 2, dtype=np.int64)
     runs = run_kernels.cut(cap, most, *problem.arrays, starts)
-    return starts[: runs + 1].copy()
+    return starts[: runs + 1 if runs <= most else 0].copy()  # none where so many runs are not enough
 
 
 def _smallest_cap(problem: Problem, most: int, low: float, high: float) -> float:
@@ -157,7 +171,7 @@ def _highest(rates: Rates) -> float:
 def _improved(problem: Problem, rates: Rates, start: _Caps, fills: int, seed: int) -> _Caps:
     _, steps, room, slots, before = start
     room, bounds = room.copy(), np.empty(int(slots.sum()) + 2, dtype=np.int64)
-    runs = cap_kernels.improve(room, slots, fills, seed + 1, _highest(rates), rates, bounds)
+    runs = cap_kernels.improve(room, slots, fills, seed + 1, min(2.0 * room.max(), _highest(rates)), rates, bounds)
     value = float((room * slots).sum()) / problem.ranks + steps * float(problem.cost[0])
     return value, steps, room, slots, bounds[: runs + 1] if runs else before
 

@@ -217,7 +217,7 @@ def _group(
 ) -> tuple[Grouping, Items, float]:
     """The groups, the items they hold, and the lower bound on the makespan."""
     from padless.planning import sequential
-    from padless.planning.balanced import balanced
+    from padless.planning.balanced import balanced, is_optimal
     from padless.planning.bounds import makespan_bound
     from padless.planning.problem import Problem
 
@@ -245,6 +245,8 @@ def _group(
         free = options.min_sequences == options.rows_multiple == 1
         if not free or time <= reached:  # the published rule is a plan too, and never beats this one
             grouping, items, reached = ours, sorted_items, time
+        if is_optimal(problem):
+            return grouping, items, reached
     bound = makespan_bound(
         Problem.of(singles, **shared), reached=reached, padding=atoms is None or not len(slots.alone)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,5 +124,8 @@ def least_total(problem: Problem, penalty: float | None = None, cap: float = np.
         starts,
     )
     if not np.isfinite(total):
+        if problem.limits[2] > 1:  # gives way, see `balanced`
+            relaxed = replace(problem, limits=np.array([*problem.limits[:2], 1], dtype=np.int64))
+            return least_total(relaxed, penalty, cap, every)
         raise too_few(problem)
     return starts[: runs + 1].copy()

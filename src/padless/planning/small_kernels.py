@@ -9,7 +9,7 @@ import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["assign", "every_cut", "spread_least"]
+__all__ = ["assign", "every_cut", "every_partition", "group_costs", "spread_least"]
 
 Array = Any
 
@@ -119,6 +119,106 @@ def every_cut(
                 steps += every
     starts[runs_of_least] = count
     return least, runs_of_least
+
+
+@jit
+def group_costs(
+    fewest_rows: int, cum: Array, wide: Array, over: Array, cost: Array, limits: Array, costs: Array
+) -> None:
+    """``costs`` (2 ** I,) gets the cost of each set of items, fixed part aside; ``inf`` where a limit is broken.
+
+    A multiple of sequences gives way as for runs: where the budget holds fewer, and in the set of the last item.
+    """
+    count, fields = wide.shape
+    costs[0] = np.inf
+    for mask in range(1, 1 << count):
+        n = items = width = 0
+        alone = False
+        square = 0.0
+        for i in range(count):
+            if (mask >> i) & 1:
+                n += cum[i + 1] - cum[i]
+                items += 1
+                alone = alone or over[i]
+        for f in range(fields):
+            widest = 0
+            for i in range(count):
+                if (mask >> i) & 1:
+                    widest = max(widest, wide[i, f])
+            width += widest
+            square += float(widest) * widest
+        legal = n >= fewest_rows and (not alone if items > 1 else True)
+        if not alone:
+            legal = legal and n <= limits[1] and n * width <= limits[0]
+        if limits[2] > 1 and n % limits[2] != 0 and not (mask >> (count - 1)) & 1:
+            legal = legal and n < limits[2] and min(limits[1], limits[0] // width) < limits[2]
+        costs[mask] = cost[1] * width + n * (cost[2] * width + cost[3] * square) if legal else np.inf
+
+
+@jit
+def every_partition(
+    ranks: int, every: int, lockstep: bool, fixed: float, own: Array, costs: Array, groups: Array
+) -> tuple[float, int]:
+    """The best of all partitions of the items into sets: (makespan, sets); ``groups`` gets the sets as masks.
+
+    ``costs`` as `group_costs` leaves them. Of equally fast partitions one with the most sets is taken. The first
+    item that has no set yet begins the next one, so that each partition is met once.
+    """
+    count = len(own) - 1
+    real = np.zeros(len(costs))  # what the items of each set cost without padding
+    for i in range(count):
+        real[1 << i : 2 << i] = real[: 1 << i] + own[i + 1] - own[i]
+    rest = np.empty(count + 1, dtype=np.int64)
+    others = np.empty(count + 1, dtype=np.int64)
+    open_ = np.zeros(count + 1, dtype=np.bool_)
+    chosen, place = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.int64)
+    held, before = np.empty(count), np.zeros(count + 1)
+    least, sets, d = np.inf, 0, 0
+    rest[0], open_[0] = (1 << count) - 1, True
+    others[0] = rest[0] & (rest[0] - 1)
+    while d >= 0:
+        if not open_[d]:
+            d -= 1
+            continue
+        first = rest[d] & -rest[d]
+        mask = first | others[d]
+        open_[d] = others[d] != 0
+        others[d] = (others[d] - 1) & (rest[d] ^ first)
+        held[d], chosen[d] = costs[mask], mask
+        before[d + 1] = before[d] + costs[mask]
+        steps = (d + ranks) // ranks
+        steps = -(-steps // every) * every
+        left = rest[d] ^ mask
+        if costs[mask] == np.inf or (before[d + 1] + real[left]) / ranks + steps * fixed > least * (1 + 1e-12):
+            continue
+        if left != 0:
+            d += 1
+            rest[d], others[d], open_[d] = left, left & (left - 1), True
+            continue
+        value = _best_meeting(np.sort(held[: d + 1])[::-1], ranks, every, lockstep, fixed, steps, least, place)
+        if value < least * (1 - 1e-12) or (value <= least * (1 + 1e-12) and d + 1 > sets):
+            least, sets = min(least, value), d + 1
+            groups[: d + 1] = chosen[: d + 1]
+    return least, sets
+
+
+@jit
+def _best_meeting(
+    costs: Array, ranks: int, every: int, lockstep: bool, fixed: float, steps: int, bound: float, place: Array
+) -> float:
+    """Makespan of runs with descending ``costs``; where ranks meet at the end, what is over ``bound`` counts as inf."""
+    if lockstep:
+        return _lockstep(costs, ranks) + steps * fixed
+    least = np.inf
+    most = -(-len(costs) // every) * every
+    while steps <= most:
+        limit = min(least, bound * (1 + 1e-12)) - steps * fixed
+        if costs[0] < limit:
+            found = spread_least(costs, ranks, steps, limit, place)
+            if found < limit:
+                least = found + steps * fixed
+        steps += every
+    return least
 
 
 @jit
