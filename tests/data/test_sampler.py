@@ -36,6 +36,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
         "pool_steps": draw(st.integers(2, 4)),
         "ranges": draw(st.integers(1, 9)),
         "multiple_of": draw(st.sampled_from((1, 4))),
+        "method": draw(st.sampled_from(("lean", "balanced"))),
     }
     if draw(st.booleans()):
         chosen["sequences_per_step"] = draw(st.integers(3, 12))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from padless import CostModel, Plan
-from padless.planning.lean import lean_groups
+from padless.planning.lean import lean_groups, lean_steps
 from support.lengths import measured_lengths
 
 
@@ -78,3 +78,25 @@ def test_lean_plans_are_nearly_as_fast_as_thorough_ones(ranks: int, size: int, s
         thorough = microbatch(step, 16_384, ranks=ranks).makespan()
         ratios.append(plan_of(step, 16_384, ranks=ranks).makespan() / thorough)
     assert np.mean(ratios) < slower
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 40])
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_steps_planned_at_once_are_those_planned_one_at_a_time(ranks: int, kind: Any) -> None:
+    rng = np.random.default_rng(ranks)
+    lengths = rng.integers(1, 900, 200).astype(kind)
+    members = rng.permutation(200)
+    bounds = np.array([0, 70, 71, 140, 200])
+    options: dict[str, Any] = {
+        "ranks": ranks, "multiple_of": 8, "max_sequences": None, "every": 2, "cost": CostModel(per_microbatch=50),
+    }  # fmt: skip
+    many = lean_steps(lengths, members, bounds, 2000, **options)
+    for b, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        held = lengths[members[start:stop]]
+        steps, order, offsets, padded = lean_groups(held, 2000, **options)
+        assert many.steps[b] == steps
+        assert (many.order[start:stop] == order).all()
+        assert (many.offsets[b, : len(offsets)] == offsets).all()
+        assert (many.padded[b, : len(padded)] == padded).all()
+        assert many.tokens[b] == held.sum()
+        assert held[many.shortest[b]] == held.min()
