@@ -153,7 +153,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen2", help="a built-in model of padless bench, or a config")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--sft-scale", type=float, default=0.2, help="lengths are multiplied by it")
+    parser.add_argument("--sft-scale", type=float, default=0.25, help="lengths are multiplied by it")
     parser.add_argument("--sft-steps", type=int, default=2, help="optimizer steps of a repeat")
     parser.add_argument("--sft-step", type=int, default=32, help="rows of an optimizer step")
     parser.add_argument("--sft-budget", type=int, default=4096)
@@ -172,7 +172,7 @@ def options() -> argparse.Namespace:
     setting = parser.parse_args()
     if setting.quick:
         setting.repeats, setting.sft_steps, setting.grpo_steps, setting.ranks_repeats = 2, 1, 1, 1
-        setting.grpo_scale = setting.ranks_scale = 0.125
+        setting.sft_scale, setting.grpo_scale, setting.ranks_scale = 0.2, 0.125, 0.125
         setting.grpo_budget = setting.ranks_budget = 2048
     elif setting.out is None:
         setting.out = HERE / "result.json"
