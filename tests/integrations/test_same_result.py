@@ -24,7 +24,7 @@ EVERYTHING = bool(os.environ.get("PADLESS_EVERY_CELL"))
 TESTS = Path(__file__).parents[1]
 SECONDS = {1: 900, 2: 1200, 4: 1800}  # about 30, 70 and 130 of one core where nothing else runs
 LOSSES = GRAD_NORMS = 1e-5  # relative; float32 rounding, added up over ten steps
-PARAMETERS = 2e-6  # absolute; they move by 0.03 and more
+PARAMETERS = 2e-6  # absolute; they move by 0.01 and more
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000), pytest.mark.xdist_group("same-result")]
 
@@ -64,7 +64,7 @@ def test_ten_steps_are_those_of_the_host(ranks: int, host: str, kind: str, mode:
     assert not isinstance(found, str), found
     cell = found[host, kind, mode, wrap]
     assert "error" not in cell, cell["error"]
-    assert cell["moved"] > 0.03, "nothing was trained"
+    assert cell["moved"] > 0.01, "nothing was trained"
     assert cell["padded_tokens"][1] < cell["padded_tokens"][0]
     if host_is_off(host, kind, wrap):
         assert cell["host_alone"] > 1e-3, "the host agrees with its own DDP run now: hold padless to it here too"
