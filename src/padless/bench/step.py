@@ -150,15 +150,15 @@ def run_step(
             groups = groups.again({**batch, "ref_log_probs": reference})
         with clock("train"):
             denominator = denominators(batch["response_mask"])
-        for index in range(len(groups)):
-            with clock("overhead"):
-                micro = groups.micro(index)
+        with clock("overhead"):
+            prepared = [groups.micro(index) for index in range(len(groups))]
+        for micro in prepared:
             with clock("train"):
                 log_probs, loss = forward_backward(micro, trajectory.policy, denominator)
                 total += loss
             if keep:
                 trains.append(log_probs)
-            del log_probs, micro
+            del log_probs
             if tick is not None:
                 tick()
     evidence = None
@@ -191,10 +191,10 @@ def _reference_pass(
     with clock("overhead"):
         needed = {name: value for name, value in batch.items() if name not in _TRAINING_ONLY}
         groups = group(arm, needed, setting)
+        # All at once: between two passes through the model, caches would be cold for each.
+        prepared = [groups.micro(index) for index in range(len(groups))]
     outputs = []
-    for index in range(len(groups)):
-        with clock("overhead"):
-            micro = groups.micro(index)
+    for micro in prepared:
         with clock("reference"), torch.no_grad():
             outputs.append(micro.log_probs(reference))
         micros.append(micro.shape)

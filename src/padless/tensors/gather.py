@@ -93,17 +93,18 @@ class TokenIndex:
         self._known: dict[tuple[int, torch.device], tuple[Tensor, Tensor | None]] = {}
 
     def of(self, alignment: Alignment, device: torch.device, entries: int) -> tuple[Tensor, Tensor | None]:
-        """Flat index (B * W,) and, unless every cell is real, a mask (B, W) of the real ones."""
+        """Flat index (B * W,) and, unless every cell is real, a mask (B, W) of padding."""
         key = (id(alignment), device)
         if key not in self._known:
             cells = self.cells
             index = alignment.base[cells.row] + cells.token  # (B, W)
-            real: Tensor | None = None if cells.full else cells.real
+            padding: Tensor | None = None if cells.full else ~cells.real
             if alignment.low is not None:
-                real = (cells.token >= alignment.low[cells.row]) & cells.real
+                before = cells.token < alignment.low[cells.row]
+                padding = before if padding is None else before.logical_or_(padding)
             # What no real cell reads may point outside: a response's cells before it, an empty row at the end.
             index = index.clamp_(0, max(entries - 1, 0))
-            self._known[key] = (index.flatten().to(device), None if real is None else real.to(device))
+            self._known[key] = (index.flatten().to(device), None if padding is None else padding.to(device))
         return self._known[key]
 
 
@@ -113,17 +114,18 @@ def gather_tokens(column: Column, index: TokenIndex) -> Tensor:
     assert alignment is not None
     shape = index.cells.real.shape
     values: Tensor
-    place, real = index.of(alignment, flat.device, flat.shape[0])
+    place, padding = index.of(alignment, flat.device, flat.shape[0])
     if not flat.shape[0]:
         values = flat.new_full((*shape, *flat.shape[1:]), 0 if role.pad == "count" else role.pad)
     else:
         values = flat.index_select(0, place).view(*shape, *flat.shape[1:])  # (B, W, ...)
-        if real is not None:
+        if padding is not None:
             trailing = (...,) + (None,) * (values.ndim - 2)
             if role.pad == "count":
                 values = values + index.cells.over.to(values)[trailing]
             else:
-                values = values.masked_fill_(~real[trailing], role.pad)  # fresh from the selection above
+                spread = padding if values.ndim == 2 else padding[trailing]
+                values = values.masked_fill_(spread, role.pad)  # fresh from the selection above
     if (role.batch_axis, role.axis) == (0, 1):
         return values
     placed: Tensor = values.movedim((0, 1), (role.batch_axis, role.axis))
