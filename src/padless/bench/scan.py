@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -177,12 +178,16 @@ def _cpu_backward(
 
 
 def _threaded(run: Any, shares: list[tuple[int, int]]) -> None:
-    if len(shares) == 1:
-        run(*shares[0])
-        return
-    with ThreadPoolExecutor(len(shares)) as pool:
-        for done in [pool.submit(run, *share) for share in shares]:
-            done.result()
+    """Run all shares at once: the first in this thread, the others in threads that stay for the next time."""
+    others = [_workers().submit(run, *share) for share in shares[1:]]
+    run(*shares[0])
+    for done in others:
+        done.result()
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="padless-scan")
 
 
 # --- any device: a scan in two levels, about 2 sqrt(columns) launches for each segment
