@@ -63,13 +63,14 @@ def test_a_killed_node_costs_time_and_no_document(tmp_path: Path, monkeypatch: p
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)  # a cluster of its own, whatever else runs here
     source = write_corpus(tmp_path / "rows.jsonl")
+    before = set(psutil.Process().children(recursive=True))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     born: list[Any] = []
     try:
         doomed, _ = (cluster.add_node(num_cpus=1, object_store_memory=100 << 20) for _ in range(2))
         ray.init(address=cluster.address, log_to_driver=False, include_dashboard=False)
         cluster.wait_for_nodes()
-        born = psutil.Process().children(recursive=True)
+        born = [child for child in psutil.Process().children(recursive=True) if child not in before]
         (tmp_path / "doomed").write_text(doomed.node_id)
         killed: list[bool] = []
 
@@ -103,6 +104,7 @@ def test_a_killed_node_costs_time_and_no_document(tmp_path: Path, monkeypatch: p
 def leave_nothing(born: list[Any]) -> None:
     """Processes of the cluster are gone; what is left is ended, and the test fails."""
     _, left = psutil.wait_procs(born, timeout=20)
+    left = [process for process in left if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
     names = [process.name() for process in left]
     for process in left:
         process.send_signal(signal.SIGKILL)
