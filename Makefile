@@ -17,7 +17,7 @@ bench: $(READY)
 	$(BIN)/padless bench --html reports/bench.html --json reports/bench.json $(BENCH_ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -n auto --dist loadgroup $(TEST_ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(TEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from support.batches import random_mask, token_batch
 from support.forked import run_forked
 from support.trainers import tiny_model
 
-pytestmark = pytest.mark.xdist_group("accumulate")  # one worker makes the processes
+
 Batch = dict[str, Any]
 CONTROL = ("input_ids", "attention_mask", "labels")
 

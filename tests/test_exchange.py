@@ -10,8 +10,6 @@ from padless.exchange import fingerprint
 from support.forked import run_forked
 from support.rank_exchange import ROWS
 
-pytestmark = pytest.mark.xdist_group("exchange")  # one worker makes the processes
-
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ SECONDS = {1: 900, 2: 1200, 4: 1800}  # about 30, 70 and 130 of one core where n
 LOSSES = GRAD_NORMS = 1e-5  # relative; float32 rounding, added up over ten steps
 PARAMETERS = 2e-6  # absolute; they move by 0.01 and more
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000), pytest.mark.xdist_group("same-result")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2000)]
 
 
 @cache
