@@ -18,7 +18,6 @@ from support.batches import random_mask, token_batch
 from support.forked import run_forked
 from support.trainers import tiny_model
 
-
 Batch = dict[str, Any]
 CONTROL = ("input_ids", "attention_mask", "labels")
 
