@@ -284,7 +284,7 @@ class _Run:
         return self.options.repeats if name in self.options.arms else 1
 
     def _more_of_the_quick(self, steps: dict[str, list[Step]], trajectories: dict[str, Trajectory]) -> None:
-        """More steps of the arms that take a small part of the slowest's time: theirs is the closest comparison."""
+        """More steps of the arms that take a small part of the slowest one: theirs is the closest comparison."""
         usual = {name: statistics.median(step.total for step in steps[name]) for name in self.options.arms}
         slowest = max(usual.values())
         quick = [name for name in self.options.arms if name not in _SLOW]

@@ -218,7 +218,7 @@ class Grouper:
     def _planned(
         self, corpus: Corpus, lengths: npt.NDArray[Any], members: Members, ranks: int
     ) -> tuple[int, Index, Index, Index]:
-        if self.method == "lean" and corpus.uniform and self.ladder is None:
+        if self._many(corpus):
             return lean_groups(
                 lengths,
                 self.token_budget,
