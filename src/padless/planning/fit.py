@@ -8,30 +8,42 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.cost import CostModel
-from padless.planning import pack_kernels
+from padless.planning import lay_kernels, pack_kernels
 
 __all__ = ["decreasing", "evened", "fewest_packs", "in_order", "rest_best_fit"]
 
 Index = npt.NDArray[np.int64]
 Sizes = npt.NDArray[Any]
 _NONE: Index = np.empty(0, dtype=np.int64)
-_TABLE = 1 << 26  # capacities up to here get a table of all rooms
+TABLE = 1 << 26  # capacities up to here get a table of all rooms
 
 
-def decreasing(sizes: Sizes, room: int, *, best: bool) -> tuple[Index, Index]:
-    """Best- or first-fit-decreasing: (order (N,), offsets (packs + 1,)); none of ``sizes`` may exceed ``room``."""
-    longest = int(sizes.max())
-    if longest > _TABLE or (best and room > _TABLE):
+def decreasing(sizes: Sizes, room: int, *, best: bool, counts: Index | None = None) -> tuple[Index, Index]:
+    """Best- or first-fit-decreasing: (order (N,), offsets (packs + 1,)); none of ``sizes`` may exceed ``room``.
+
+    ``counts`` (longest + 1,) is the histogram of ``sizes`` where it is known already.
+    """
+    longest = int(sizes.max()) if counts is None else len(counts) - 1
+    if longest > TABLE or (best and room > TABLE):
         return _by_place(*_sparse(sizes, room, best=best))
-    counts = pack_kernels.count_lengths(sizes, longest)  # (longest + 1,)
+    if counts is None:
+        counts = pack_kernels.count_lengths(sizes, longest)
     if best:
         records, packs = pack_kernels.best_fit(counts, room, _NONE)
     else:
         # At most one pack stays half empty, so twice the tokens bound the packs.
         most = min(len(sizes), 2 * (int(sizes.sum(dtype=np.int64)) // room) + 2)
         records, packs = pack_kernels.first_fit(counts, room, most)
+    return _laid_out(sizes, counts, records, packs)
+
+
+def _laid_out(sizes: Sizes, counts: Index, records: Index, packs: int) -> tuple[Index, Index]:
+    """The sequences of each pack, (order (N,), offsets (packs + 1,)): those of equal length are used in their order."""
+    # Large arrays are NumPy's: it asks the system for huge pages, which a kernel's own arrays do not get.
+    by_length = np.empty(len(sizes), dtype=np.uint32 if len(sizes) < 1 << 32 else np.int64)
+    lay_kernels.sort_by_length(sizes, counts, by_length)
     order, offsets = np.empty(len(sizes), dtype=np.int64), np.empty(packs + 1, dtype=np.int64)
-    pack_kernels.materialise(sizes, counts, records, packs, order, offsets)
+    lay_kernels.lay_out(records, packs, by_length, order, offsets)
     return order, offsets
 
 
@@ -48,8 +60,7 @@ def rest_best_fit(sizes: Sizes, room: int, opened: Index) -> tuple[Index, int]:
         return np.empty(0, dtype=np.int64), len(opened)
     counts = pack_kernels.count_lengths(sizes, int(sizes.max()))
     records, packs = pack_kernels.best_fit(counts, room, opened)
-    order, offsets = np.empty(len(sizes), dtype=np.int64), np.empty(packs + 1, dtype=np.int64)
-    pack_kernels.materialise(sizes, counts, records, packs, order, offsets)
+    order, offsets = _laid_out(sizes, counts, records, packs)
     place = np.empty(len(sizes), dtype=np.int64)
     place[order] = np.repeat(np.arange(packs), np.diff(offsets))
     return place, packs

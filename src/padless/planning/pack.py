@@ -183,8 +183,10 @@ def _strategy(
 ) -> tuple[Index, Index, int]:
     from padless.planning import fit, pack_kernels
 
-    if max(room, int(sizes.max())) <= 1 << 26:
-        bound = fit.fewest_packs(pack_kernels.count_lengths(sizes, int(sizes.max())), room)
+    counts = None
+    if room <= fit.TABLE:
+        counts = pack_kernels.count_lengths(sizes, int(sizes.max()))  # (longest + 1,)
+        bound = fit.fewest_packs(counts, room)
     else:
         bound = -(-int(sizes.sum(dtype=np.int64)) // room)
     if method == "optimal":
@@ -193,7 +195,7 @@ def _strategy(
         found: tuple[Index, Index, int] = optimal(sizes, room, bound=bound, seconds=limits[0], unit=limits[1])
         return found
     if method in ("best-fit-decreasing", "first-fit-decreasing"):
-        return *fit.decreasing(sizes, room, best=method == "best-fit-decreasing"), bound
+        return *fit.decreasing(sizes, room, best=method == "best-fit-decreasing", counts=counts), bound
     given = np.arange(len(sizes), dtype=np.int64)
     if method == "random":
         given = np.random.default_rng(seed).permutation(given)

@@ -13,7 +13,7 @@ import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["best_fit", "count_lengths", "even", "first_fit", "materialise", "next_fit"]
+__all__ = ["best_fit", "count_lengths", "even", "first_fit", "next_fit"]
 
 Array = Any
 
@@ -191,41 +191,6 @@ def first_fit(counts: Array, room: int, most: int) -> tuple[Array, int]:
                 node >>= 1
                 tree[node] = max(tree[2 * node], tree[2 * node + 1])
     return records[:used].copy(), packs
-
-
-@jit
-def materialise(lengths: Array, counts: Array, records: Array, packs: int, order: Array, offsets: Array) -> None:
-    """Turn records into ``order`` (N,) and ``offsets`` (packs + 1,): sequences of equal length are used in their order.
-
-    Sequence numbers are sorted by length into one scratch array by counting, then each record copies a stretch of it.
-    """
-    offsets[:] = 0
-    for k in range(len(records)):
-        for pack in range(records[k, 1], records[k, 1] + records[k, 2]):
-            offsets[pack + 1] += records[k, 3]
-    for pack in range(packs):
-        offsets[pack + 1] += offsets[pack]
-    place = np.empty(len(counts) + 1, dtype=np.int64)  # where the next sequence of each length goes, longest first
-    total = 0
-    for length in range(len(counts) - 1, -1, -1):
-        place[length] = total
-        total += counts[length]
-    by_length = np.empty(len(lengths), dtype=np.uint32)
-    for i in range(len(lengths)):
-        length = lengths[i]
-        by_length[place[length]] = i
-        place[length] += 1
-    filled = offsets[:-1].copy()
-    taken = 0
-    for k in range(len(records)):
-        each = records[k, 3]
-        for pack in range(records[k, 1], records[k, 1] + records[k, 2]):
-            at = filled[pack]
-            for _ in range(each):
-                order[at] = by_length[taken]
-                at += 1
-                taken += 1
-            filled[pack] = at
 
 
 @jit
