@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_packs_are_what_the_records_say_also_across_blocks(count: int, longest: 
     ):
         order, offsets = fit._laid_out(lengths, counts, records, packs)
         assert order.dtype == offsets.dtype == np.int64
-        got = [order[a:b].tolist() for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+        got = [order[a:b].tolist() for a, b in itertools.pairwise(offsets)]
         assert got == plainly(lengths, records, packs)
 
 

@@ -154,16 +154,63 @@ def test_best_fit_stays_within_a_tenth_of_a_percent_of_the_bound(name: str, leng
     assert len(plan) <= plan.lower_bound * 1.001 + 3, name
 
 
+ATTENTION = CostModel(per_microbatch=0, per_token=1, per_token_squared=1 / 24576)
+
+
+def spread(plan: Plan) -> float:
+    work = plan.group_costs()
+    return float(work.max() / work.mean() - 1)
+
+
 def test_work_is_even_in_the_fewest_packs_under_the_hard_budget() -> None:
-    cost = CostModel(per_microbatch=0, per_token=1, per_token_squared=1 / 24576)
     pool = measured_lengths("mix_rl_gsm8k_heavy")
     for seed in range(3):
         lengths = np.random.default_rng(seed).choice(pool, 10_000)
-        plain, even = pack(lengths, 32_768, cost=cost), pack(lengths, 32_768, cost=cost, balance="work")
+        plain, even = pack(lengths, 32_768, cost=ATTENTION), pack(lengths, 32_768, cost=ATTENTION, balance="work")
         check_plan_laws(even)
         assert len(even) == len(plain) == plain.lower_bound
-        work = even.group_costs()
-        assert work.max() / work.mean() - 1 < 0.01
+        assert spread(even) < 0.005
+
+
+def test_work_is_evened_also_where_packs_are_full_to_the_last_tokens() -> None:
+    lengths = np.random.default_rng(0).choice(measured_lengths("mix_rl_longcot"), 5_000)
+    plain, even = pack(lengths, 32_768, cost=ATTENTION), pack(lengths, 32_768, cost=ATTENTION, balance="work")
+    check_plan_laws(even)
+    assert len(even) == len(plain)
+    assert spread(even) < 0.3 * spread(plain)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=7), st.integers(20, 45), st.sampled_from([0.0, 0.05]))
+def test_even_work_comes_close_to_brute_force(lengths: list[int], capacity: int, squared: float) -> None:
+    cost = CostModel(per_microbatch=0, per_token=1, per_token_squared=squared)
+    plain, even = pack(lengths, capacity, cost=cost), pack(lengths, capacity, cost=cost, balance="work")
+    check_plan_laws(even)
+    assert len(even) == len(plain)
+    least = min(
+        max(sum(lengths[i] + squared * lengths[i] ** 2 for i in part) for part in parts)
+        for parts in partitions(range(len(lengths)))
+        if len(parts) <= len(plain) and all(sum(lengths[i] for i in part) <= capacity for part in parts)
+    )
+    assert least - 1e-9 <= even.group_costs().max() <= min(1.15 * least, plain.group_costs().max()) + 1e-9
+
+
+def test_work_is_dealt_over_all_packs_that_the_ranks_run_anyway() -> None:
+    lengths = np.random.default_rng(0).lognormal(np.log(350), 0.9, 600).clip(8, 8192).astype(np.int64)
+    plan = pack(lengths, 32_768, ranks=8, cost=ATTENTION, balance="work")
+    check_plan_laws(plan)
+    assert plan.lower_bound == 10  # six packs would have to be halved, or so many ranks stay idle
+    assert len(plan) == 16
+    assert spread(plan) < 0.01
+
+
+def test_sequences_alone_over_the_capacity_leave_the_work_of_the_others_even() -> None:
+    lengths = [*measured_lengths("mix_rl_gsm8k_heavy")[:1000].tolist(), 100_000, 70_000]
+    plan = pack(lengths, 32_768, cost=ATTENTION, balance="work", overlong="alone")
+    check_plan_laws(plan)
+    work = plan.group_costs()[2:]
+    assert [group.tolist() for group in plan][:2] == [[1000], [1001]]
+    assert work.max() / work.mean() - 1 < 0.01
 
 
 def test_packs_of_one_micro_step_cost_alike() -> None:

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from padless.cost import CostModel
 from padless.planning import lay_kernels, pack_kernels
 
-__all__ = ["decreasing", "evened", "fewest_packs", "in_order", "rest_best_fit"]
+__all__ = ["TABLE", "decreasing", "fewest_packs", "in_order", "rest_best_fit"]
 
 Index = npt.NDArray[np.int64]
 Sizes = npt.NDArray[Any]
 _NONE: Index = np.empty(0, dtype=np.int64)
-TABLE = 1 << 26  # capacities up to here get a table of all rooms
+TABLE = 1 << 26
+"""Capacities up to here get a table of all rooms."""
 
 
 def decreasing(sizes: Sizes, room: int, *, best: bool, counts: Index | None = None) -> tuple[Index, Index]:
@@ -92,31 +92,6 @@ def _sparse(sizes: Sizes, room: int, *, best: bool) -> tuple[Index, int]:
 def _by_place(place: Index, packs: int) -> tuple[Index, Index]:
     counts = np.bincount(place, minlength=packs)
     return np.argsort(place, kind="stable").astype(np.int64), np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
-def evened(sizes: Sizes, squares: npt.NDArray[np.float64], room: int, packs: int, cost: CostModel) -> Any:
-    """(order, offsets) with as many packs, none over ``room``, and costs as even as found; None if nothing fits.
-
-    Long sequences, most of the squares, are dealt by squares, short ones by tokens; where to change over is tried.
-    """
-    down = np.argsort(-sizes, kind="stable").astype(np.int64)  # (N,)
-    tokens = np.cumsum(sizes[down], dtype=np.int64)  # (N,)
-    exact = sizes.astype(np.float64)
-    best, lowest = None, np.inf
-    for share in (0.0,) if cost.per_token_squared == 0 else (0.0, 0.3, 0.5, 0.7, 0.85, 1.0):
-        place = np.empty(len(sizes), dtype=np.int64)
-        long_ones = int(np.searchsorted(tokens, share * tokens[-1], side="right"))
-        if not pack_kernels.even(sizes, squares, down, room, packs, long_ones, place):
-            continue
-        held = np.bincount(place, weights=exact, minlength=packs)
-        work = (cost.per_column + cost.per_token) * held
-        work += cost.per_token_squared * np.bincount(place, weights=squares, minlength=packs)
-        if work.max() < lowest:
-            best, lowest = place, float(work.max())
-    if best is None:
-        return None
-    order = down[np.argsort(best[down], kind="stable")]  # longest first within each pack
-    return order, np.concatenate([[0], np.cumsum(np.bincount(best, minlength=packs))]).astype(np.int64)
 
 
 def fewest_packs(counts: Index, room: int) -> int:

@@ -57,7 +57,8 @@ def pack(
         overlong: what happens to a sequence (or atom) over the capacity: ``"error"``, ``"truncate"``, ``"split"``
             (into pieces of the capacity, in order), ``"drop"``, or ``"alone"`` (in a pack by itself, over it).
         balance: ``"ranks"`` lays packs of similar cost side by side; ``"work"`` also deals the sequences anew, so that
-            all packs cost alike in the same number of packs (where they leave some room); ``"none"`` does neither.
+            all packs cost alike in the same number of packs (or the multiple of ``ranks`` that is run anyway), as far
+            as they leave some room; ``"none"`` does neither.
         cost: what a pack costs, for balance; with ``per_token_squared`` attention within sequences counts.
         time_limit: seconds after which ``"optimal"`` stops with the best packs found.
         coarsen: unit in tokens to which ``"optimal"`` rounds lengths up; by default 1 up to a capacity of
@@ -152,8 +153,8 @@ def _packs(
     order, offsets, bound = _without_alone(sizes, alone, room, method, seed, limits)
     if balance != "none":
         squares = _squares(slots, items) if model.per_token_squared or balance == "work" else np.zeros(0)
-        if balance == "work" and not len(alone):
-            order, offsets = _even_work(order, offsets, sizes, squares, room, model)
+        if balance == "work":
+            order, offsets = _even_work(order, offsets, len(alone), sizes, squares, room, model, ranks)
         offsets = _complete(offsets, ranks)
         if ranks > 1:
             order, offsets = _beside_equals(order, offsets, sizes, squares, model)
@@ -209,12 +210,20 @@ def _squares(slots: Slots, items: Items | None) -> npt.NDArray[np.float64]:
 
 
 def _even_work(
-    order: Index, offsets: Index, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], room: int, model: CostModel
-) -> tuple[Index, Index]:
-    from padless.planning import fit
+    order: Index, offsets: Index, alone: int, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], room: int,
+    model: CostModel, ranks: int,
+) -> tuple[Index, Index]:  # fmt: skip
+    """Deal all items anew but those of the first ``alone`` packs; over as many packs as the ranks run anyway."""
+    from padless.planning.balance import evened
 
-    found: tuple[Index, Index] | None = fit.evened(sizes, squares, room, len(offsets) - 1, model)
-    return (order, offsets) if found is None else found
+    if alone == len(offsets) - 1:
+        return order, offsets
+    place = np.empty(len(order), dtype=np.int64)  # (I,)
+    place[order] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    kept = np.flatnonzero(place >= alone)
+    packs = min(round_up(len(offsets) - 1, ranks) - alone, len(kept))
+    order_of_kept, bounds = evened(sizes[kept], squares[kept], room, packs, model, place[kept] - alone)
+    return np.concatenate([order[:alone], kept[order_of_kept]]), np.concatenate([np.arange(alone), alone + bounds])
 
 
 def _complete(offsets: Index, ranks: int) -> Index:

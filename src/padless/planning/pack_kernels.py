@@ -13,7 +13,7 @@ import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["best_fit", "count_lengths", "even", "first_fit", "next_fit"]
+__all__ = ["best_fit", "count_lengths", "first_fit", "next_fit"]
 
 Array = Any
 
@@ -206,71 +206,3 @@ def next_fit(sizes: Array, order: Array, room: int, offsets: Array) -> int:
         left -= size
     offsets[packs] = len(order)
     return packs
-
-
-@jit
-def _sift(heap: Array, key: Array, at: int, size: int) -> None:
-    """Let the entry at ``at`` sink in a heap of packs ordered by ``key``, ties by number."""
-    while True:
-        child = 2 * at + 1
-        if child >= size:
-            return
-        if child + 1 < size:
-            a, b = heap[child + 1], heap[child]
-            if key[a] < key[b] or (key[a] == key[b] and a < b):
-                child += 1
-        a, b = heap[child], heap[at]
-        if key[a] < key[b] or (key[a] == key[b] and a < b):
-            heap[child], heap[at] = b, a
-            at = child
-        else:
-            return
-
-
-@jit
-def even(sizes: Array, work: Array, order: Array, room: int, packs: int, long_ones: int, place: Array) -> bool:
-    """Deal sequences in ``order`` (longest first) to ``packs`` packs of ``room`` so that tokens and work come out even.
-
-    The first ``long_ones`` go to the pack with the least ``work`` (their squares), the others, whose squares are
-    small, to the pack with the fewest tokens, which evens tokens to about the shortest sequence. False where a
-    sequence found no room.
-    """
-    tokens = np.zeros(packs)
-    done = np.zeros(packs)
-    heap = np.arange(packs)
-    aside = np.empty(packs, dtype=np.int64)
-    by_tokens = False
-    size = packs
-    for k in range(len(order)):
-        i = order[k]
-        if k == long_ones:
-            by_tokens = True
-            for at in range(packs // 2, -1, -1):
-                _sift(heap, tokens, at, packs)
-        key = tokens if by_tokens else done
-        size, skipped = packs, 0
-        while size > 0 and tokens[heap[0]] + sizes[i] > room:
-            aside[skipped] = heap[0]
-            skipped += 1
-            size -= 1
-            heap[0] = heap[size]
-            _sift(heap, key, 0, size)
-        if size == 0:
-            return False
-        pack = heap[0]
-        place[i] = pack
-        tokens[pack] += sizes[i]
-        done[pack] += work[i]
-        _sift(heap, key, 0, size)
-        for s in range(skipped - 1, -1, -1):  # put back, letting each rise
-            at = size
-            heap[at] = aside[s]
-            size += 1
-            while at > 0:
-                parent = (at - 1) // 2
-                a, b = heap[at], heap[parent]
-                if not (key[a] < key[b] or (key[a] == key[b] and a < b)):
-                    break
-                heap[at], heap[parent] = b, a
-                at = parent
-    return True
