@@ -36,6 +36,7 @@ import peers
 import padless
 
 HERE = Path(__file__).parent
+SLOW = ("equal_peer", "huge", "first_call")  # sections that --quick leaves out
 
 
 def machine() -> dict[str, Any]:
@@ -68,13 +69,14 @@ def sections(mixes: dict[str, np.ndarray], found: peers.Peers, quick: bool, cap:
         "balance": lambda: packs.balance(mixes, found),
         "large": lambda: microbatches.large(mixes, sizes[1:4]),
         "pack_speed": lambda: packs.speed(found, sizes, cap),
+        "equal_peer": lambda: packs.equal_peer(found, sizes, min(cap, 3)),
         "huge": packs.huge,
         "packs": lambda: packs.quality(mixes, found, sizes[: 2 if quick else 3], cap / 5, not quick),
         "microbatch_speed": lambda: microbatches.speed(mixes, found, sizes, cap),
         "random_draws": lambda: microbatches.random_draws(mixes, found, 300 if quick else 10_000),
         "first_call": microbatches.first_call,
     }
-    return {name: section for name, section in table.items() if not quick or name not in ("huge", "first_call")}
+    return {name: section for name, section in table.items() if not quick or name not in SLOW}
 
 
 def main() -> None:
@@ -104,7 +106,7 @@ def main() -> None:
         "missing_peers": found.missing,
     }
     for name, section in sections(mixes, found, options.quick, cap).items():
-        if options.only and name not in options.only:
+        if options.only and name not in (asked.replace("-", "_") for asked in options.only):
             continue
         print(f"{name} (after {time.perf_counter() - started:.0f} s, {time.process_time():.0f} s CPU)", flush=True)
         run = {"commit": commit(), "quick": options.quick, "cap": cap, "load": os.getloadavg()[0]}

@@ -113,11 +113,16 @@ def _speed(result: dict[str, Any], lines: _Lines) -> None:
         where = f"{row['sequences']:,} lengths"
         for how in ("wall", "cpu"):
             lines.add(f"pack, share of a stable argsort ({how}): {where}", row["share_of_argsort"][how], 0.35)
-        compared = next((row for row in reversed(rows) if "fastest_equal_peer" in row), None)
-        if compared is not None:  # the largest size that a peer of equal quality was run at
-            peer, where = compared["fastest_equal_peer"], f"{compared['sequences']:,} lengths"
-            line = f"times faster than the fastest equal peer: {where}"
-            lines.add(line, peer["times_ours"], 5, at_least=True, note=peer["name"])
+    compared = next((row for row in reversed(rows) if "fastest_equal_peer" in row), None)
+    if peer := result.get("equal_peer", {}).get("peer"):
+        found = result["equal_peer"]
+        line = f"times faster than the fastest equal peer: {found['sequences']:,} lengths"
+        note = f"{found['name']}, {peer['wall']:.2f} s, {peer['packs']:,} packs beside {found['padless']['packs']:,}"
+        lines.add(line, found["times_ours"], 5, at_least=True, note=note)
+    elif compared is not None:  # the largest size that a peer of equal quality was run at
+        best = compared["fastest_equal_peer"]
+        line = f"times faster than the fastest equal peer: {compared['sequences']:,} lengths"
+        lines.add(line, best["times_ours"], 5, at_least=True, note=best["name"])
     if huge := result.get("huge"):
         lines.add(
             "100 million over 10 million lengths (wall)",

@@ -16,7 +16,7 @@ import padless
 from padless import CostModel
 from padless.planning import partition
 
-__all__ = ["balance", "huge", "quality", "speed"]
+__all__ = ["balance", "equal_peer", "huge", "quality", "speed"]
 
 EQUAL = 1.0005  # a peer's plan is of equal quality with at most 0.05 % more packs
 
@@ -36,7 +36,6 @@ def _peer(peer: Packer, lengths: np.ndarray, capacity: int) -> dict[str, float]:
 def speed(peers: Peers, sizes: list[int], cap: float) -> dict[str, Any]:
     """Log-normal lengths (int32) into 4,096: our whole plan (order and offsets) beside a stable argsort and peers."""
     caps, rows, capacity = Caps(cap), [], 4096
-    largest = sizes[-1]
     for count in sizes:
         lengths = log_normal(count)
         plan = padless.pack(lengths, capacity)
@@ -55,9 +54,8 @@ def speed(peers: Peers, sizes: list[int], cap: float) -> dict[str, Any]:
             row["planners"][name] = {**taken, "packs": packs, "efficiency": real / (packs * capacity)}
         del plan
         row["share_of_argsort"] = {how: times["padless"][how] / row["argsort"][how] for how in ("wall", "cpu")}
-        forced = _fastest_equal(rows, caps, count) if count == largest and len(sizes) > 4 else None
         for name, peer in peers.packers.items():
-            found = caps.run(name, count, lambda p=peer, x=lengths: _peer(p, x, capacity), force=name == forced)
+            found = caps.run(name, count, lambda p=peer, x=lengths: _peer(p, x, capacity))
             if found is not None:
                 row["planners"][name] = found
         ours = row["planners"]["padless"]
@@ -74,12 +72,28 @@ def speed(peers: Peers, sizes: list[int], cap: float) -> dict[str, Any]:
     return {"rows": rows, "cap": cap, "stopped": caps.stopped}
 
 
-def _fastest_equal(rows: list[dict[str, Any]], caps: Caps, count: int) -> str | None:
-    """The peer that will be the fastest of equal quality at the largest size: it is run there whatever it takes."""
-    last = rows[-1]["planners"]
-    ours = last["padless"]["packs"]
-    equal = [name for name in last if name in caps.history and last[name]["packs"] <= EQUAL * ours]
-    return min(equal, key=lambda name: caps.predict(name, count), default=None)
+def equal_peer(peers: Peers, sizes: list[int], cap: float) -> dict[str, Any]:
+    """The fastest peer of equal quality at the largest size, whatever it takes; smaller sizes tell which it is."""
+    caps, capacity, equal = Caps(cap), 4096, set(peers.packers)
+    for count in sizes[:-1]:
+        lengths = log_normal(count)
+        most = EQUAL * len(padless.pack(lengths, capacity))
+        for name, peer in peers.packers.items():
+            found = caps.run(name, count, lambda p=peer, x=lengths: _peer(p, x, capacity))
+            if found is not None and found["packs"] > most:
+                equal.discard(name)
+    able = [name for name in equal if name in caps.history]
+    if not able:
+        return {}
+    lengths = log_normal(sizes[-1])
+    ours = clock(lambda: padless.pack(lengths, capacity))
+    row: dict[str, Any] = {"sequences": sizes[-1], "padless": {**ours, "packs": len(padless.pack(lengths, capacity))}}
+    name = min(able, key=lambda name: (caps.predict(name, sizes[-1]), name))
+    found = caps.run(name, sizes[-1], lambda: _peer(peers.packers[name], lengths, capacity), force=True)
+    if found is not None:
+        row |= {"name": name, "peer": found, "times_ours": found["wall"] / ours["wall"]}
+    print(f"  {row | {'stopped': caps.stopped.get(name, '')}}", flush=True)
+    return row
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -101,7 +115,7 @@ def _huge() -> dict[str, Any]:
     for count in (10_000_000, 100_000_000):
         lengths = log_normal(count)
         samples = []
-        for _ in range(3):
+        for _ in range(5):
             with open("/proc/self/clear_refs", "w") as reset:
                 reset.write("5")  # the peak starts anew
             before = _memory("VmRSS")

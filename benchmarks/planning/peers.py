@@ -30,7 +30,7 @@ __all__ = ["Batcher", "Packer", "Peers", "find"]
 #: Peers that no package on the index brings in a form that runs, and why.
 UNAVAILABLE = {
     "nemo-rl": "its package (0.0.0) is a placeholder without the packing code",
-    "histogram packing (Krell et al.)": "no package that carries it was found",
+    "histogram packing (Krell et al.)": "no package on the index carries its code, optimum-graphcore included",
     "seqpacker": "no wheel for this Python; its source needs crates to build",
 }
 
@@ -321,9 +321,9 @@ def _lightbinpack(roots: list[Path]) -> Packer:
 
     def prepare(lengths: np.ndarray, capacity: int) -> Any:
         values = lengths.tolist()
-        return (lambda: module.bfd(values, capacity)), len
+        return (lambda: module.obfd(values, capacity)), len  # its fastest that is best-fit-decreasing
 
-    return Packer(name="lightbinpack bfd", version=_version(root, "lightbinpack"), prepare=prepare)
+    return Packer(name="lightbinpack obfd", version=_version(root, "lightbinpack"), prepare=prepare)
 
 
 # Micro-batches
@@ -505,7 +505,7 @@ PACKERS: dict[str, Callable[[list[Path]], Packer]] = {
     "nemo ffd": _nemo,
     "grain best-fit, 64 bins": _grain,
     "ms-swift, blocks of 1000": _ms_swift,
-    "lightbinpack bfd": _lightbinpack,
+    "lightbinpack obfd": _lightbinpack,
 }
 BATCHERS: dict[str, Callable[[list[Path]], Batcher]] = {
     "verl": _verl,

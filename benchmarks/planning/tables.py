@@ -125,7 +125,15 @@ def _pack_speed(result: dict[str, Any]) -> str:
     section = result["pack_speed"]
     sorting = " / ".join(_seconds(row["argsort"]["wall"]) for row in section["rows"])
     table = _against_n(section, "log-normal into 4,096: seconds (efficiency)", "efficiency")
-    return f"### Packs\n{table}\n\n`numpy.argsort(kind='stable')` of the same arrays: {sorting}."
+    text = f"### Packs\n{table}\n\n`numpy.argsort(kind='stable')` of the same arrays: {sorting}."
+    if peer := (found := result.get("equal_peer", {})).get("peer"):
+        ours = found["padless"]
+        text += (
+            f" The fastest equal peer at {found['sequences']:,} lengths, {found['name']}, takes"
+            f" {_seconds(peer['wall'])} for {peer['packs']:,} packs, padless {_seconds(ours['wall'])}"
+            f" for {ours['packs']:,}."
+        )
+    return text
 
 
 def _pack_quality(result: dict[str, Any]) -> str:
