@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from padless.planning import fit, lay_kernels, pack_kernels
+from padless.planning import fit, pack_kernels
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -24,12 +24,15 @@ def plainly(lengths: Any, records: Any, packs: int) -> list[list[int]]:
     return held
 
 
+@pytest.mark.parametrize("narrow", [True, False])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(
     ("count", "longest", "room"),
     [(1, 1, 1), (50, 7, 20), (3_000, 3, 3), (20_000, 40, 64), (60_000, 9, 23), (30_000, 500, 500)],
 )
-def test_packs_are_what_the_records_say_also_across_blocks(count: int, longest: int, room: int, dtype: Any) -> None:
+def test_packs_are_what_the_records_say_also_across_blocks(
+    count: int, longest: int, room: int, dtype: Any, narrow: bool
+) -> None:
     lengths = np.random.default_rng(count).integers(1, longest + 1, count).astype(dtype)
     counts = pack_kernels.count_lengths(lengths, longest)
     for records, packs in (
@@ -37,15 +40,7 @@ def test_packs_are_what_the_records_say_also_across_blocks(count: int, longest: 
         pack_kernels.first_fit(counts, room, count),
         pack_kernels.best_fit(counts, room, np.arange(room + 1)),  # into packs that exist, some of them full
     ):
-        order, offsets = fit._laid_out(lengths, counts, records, packs)
+        order, offsets = fit._laid_out(lengths, counts, records, packs, narrow=narrow)
         assert order.dtype == offsets.dtype == np.int64
         got = [order[a:b].tolist() for a, b in itertools.pairwise(offsets)]
         assert got == plainly(lengths, records, packs)
-
-
-@pytest.mark.parametrize("dtype", [np.uint32, np.int64])
-def test_sorting_by_counting_is_a_stable_sort_by_descending_length(dtype: Any) -> None:
-    lengths = np.random.default_rng(0).geometric(0.02, 50_000)
-    by_length = np.empty(len(lengths), dtype=dtype)
-    lay_kernels.sort_by_length(lengths, np.bincount(lengths), by_length)
-    assert (by_length == np.argsort(-lengths, kind="stable")).all()

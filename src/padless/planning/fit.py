@@ -16,6 +16,7 @@ Sizes = npt.NDArray[Any]
 _NONE: Index = np.empty(0, dtype=np.int64)
 TABLE = 1 << 26
 """Capacities up to here get a table of all rooms."""
+_BLOCK = 1 << 14  # sequences in a block of packs, about
 
 
 def decreasing(sizes: Sizes, room: int, *, best: bool, counts: Index | None = None) -> tuple[Index, Index]:
@@ -37,13 +38,19 @@ def decreasing(sizes: Sizes, room: int, *, best: bool, counts: Index | None = No
     return _laid_out(sizes, counts, records, packs)
 
 
-def _laid_out(sizes: Sizes, counts: Index, records: Index, packs: int) -> tuple[Index, Index]:
-    """The sequences of each pack, (order (N,), offsets (packs + 1,)): those of equal length are used in their order."""
-    # Large arrays are NumPy's: it asks the system for huge pages, which a kernel's own arrays do not get.
-    by_length = np.empty(len(sizes), dtype=np.uint32 if len(sizes) < 1 << 32 else np.int64)
-    lay_kernels.sort_by_length(sizes, counts, by_length)
+def _laid_out(sizes: Sizes, counts: Index, records: Index, packs: int, *, narrow: bool = True) -> tuple[Index, Index]:
+    """The sequences of each pack, (order (N,), offsets (packs + 1,)): those of equal length are used in their order.
+
+    ``narrow`` numbers of 32 bits wait for their turn in the memory of the order itself.
+    """
     order, offsets = np.empty(len(sizes), dtype=np.int64), np.empty(packs + 1, dtype=np.int64)
-    lay_kernels.lay_out(records, packs, by_length, order, offsets)
+    bits = max(4, min(14, (_BLOCK * packs // len(sizes)).bit_length() - 1))
+    narrow = narrow and len(sizes) < 1 << 31
+    scratch, spread = (order.view(np.uint32), 2) if narrow else (np.empty_like(order), 1)
+    starts, entries, before, pieces = lay_kernels.cut_blocks(records, packs, bits, spread)
+    table = np.empty((len(counts), 2), dtype=np.uint32 if narrow else np.int64)
+    lay_kernels.gather(sizes, counts, pieces, table, scratch)
+    lay_kernels.settle(records, starts, entries, before, bits, spread, scratch, order, offsets)
     return order, offsets
 
 

@@ -1,7 +1,9 @@
 """From records (see `pack_kernels`) to the sequences of each pack, at the speed of memory.
 
-Two steps, both kept in the processor's caches: sequence numbers are sorted by length (counting), and packs are
-filled a block at a time, so that the plan is written from its front to its end however large it is.
+Packs are laid out a block at a time, so that all work on a block stays in the processor's caches. First each
+sequence number is put where its block will look for it (one stream of numbers for each length, in one pass over the
+lengths), then each block is put in the order of its packs. Both happen in the memory of the result, which
+is therefore all that is needed: fresh memory is what a large plan spends most of its time on.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -16,10 +18,9 @@ from numba.extending import intrinsic
 
 from padless.planning.kernels import jit
 
-__all__ = ["lay_out", "sort_by_length"]
+__all__ = ["cut_blocks", "gather", "settle"]
 
 Array = Any
-_BLOCK = 12  # bits of a pack's number within its block
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -39,61 +40,96 @@ def _fetch(typing_context: Any, array: Any, at: Any) -> Any:
 
 
 @jit
-def sort_by_length(lengths: Array, counts: Array, by_length: Array) -> None:
-    """Sequence numbers by descending length into ``by_length`` (N,), equal lengths in their order.
+def cut_blocks(records: Array, packs: int, bits: int, spread: int) -> tuple[Array, Array, Array, Array]:
+    """Cut records at blocks of ``1 << bits`` packs: (starts (B + 1,), entries (P,), before (B + 1,), pieces (P, 2)).
 
-    ``counts`` (longest + 1,) as `count_lengths` gives it. Each length is a stream of its own that grows slowly: its
-    next line of 16 numbers is fetched while the last one is half full.
+    ``entries[starts[b] : starts[b + 1]]`` are the records that reach into block b, and ``before[b]`` counts the
+    sequences in blocks before it. ``pieces`` are the places that they are gathered at, first and last + 1, record
+    after record: a block of n sequences has ``spread * n`` places, of which it uses the last n.
     """
-    place = np.empty(len(counts), dtype=np.int64)  # where the next sequence of each length goes
-    total = 0
-    for length in range(len(counts) - 1, -1, -1):
-        place[length] = total
-        total += counts[length]
-    for i in range(len(lengths)):
-        length = lengths[i]
-        at = place[length]
-        by_length[at] = i
-        place[length] = at + 1
-        if at & 15 == 8:
-            _fetch(by_length, at + 16)  # past the end nothing happens
-
-
-@jit
-def _by_block(records: Array, packs: int) -> tuple[Array, Array]:
-    """Records that reach into each block of packs: (starts (blocks + 1,), numbers of records, block by block)."""
-    blocks = (packs + (1 << _BLOCK) - 1) >> _BLOCK
-    starts = np.zeros(blocks + 2, dtype=np.int64)
+    blocks = (packs + (1 << bits) - 1) >> bits
+    starts, before = np.zeros(blocks + 2, dtype=np.int64), np.zeros(blocks + 1, dtype=np.int64)
     for k in range(len(records)):
-        last = records[k, 1] + records[k, 2] - 1
-        for block in range(records[k, 1] >> _BLOCK, (last >> _BLOCK) + 1):
+        first, stop, each = records[k, 1], records[k, 1] + records[k, 2], records[k, 3]
+        for block in range(first >> bits, (stop + (1 << bits) - 1) >> bits):
             starts[block + 2] += 1
+            before[block + 1] += each * (min(stop, (block + 1) << bits) - max(first, block << bits))
+    place = np.empty(blocks, dtype=np.int64)
     for block in range(blocks):
         starts[block + 2] += starts[block + 1]
-    entries = np.empty(starts[blocks + 1], dtype=np.int64)
+        place[block] = spread * before[block] + (spread - 1) * before[block + 1]
+        before[block + 1] += before[block]
+    entries, pieces = np.empty(starts[blocks + 1], dtype=np.int64), np.empty((starts[blocks + 1], 2), dtype=np.int64)
+    piece = 0
     for k in range(len(records)):
-        last = records[k, 1] + records[k, 2] - 1
-        for block in range(records[k, 1] >> _BLOCK, (last >> _BLOCK) + 1):
+        first, stop, each = records[k, 1], records[k, 1] + records[k, 2], records[k, 3]
+        for block in range(first >> bits, (stop + (1 << bits) - 1) >> bits):
             entries[starts[block + 1]] = k
             starts[block + 1] += 1
-    return starts[: blocks + 1], entries
+            pieces[piece, 0] = place[block]
+            place[block] += each * (min(stop, (block + 1) << bits) - max(first, block << bits))
+            pieces[piece, 1] = place[block]
+            piece += 1
+    return starts[: blocks + 1], entries, before, pieces
 
 
 @jit
-def lay_out(records: Array, packs: int, by_length: Array, order: Array, offsets: Array) -> None:
-    """Turn records into ``order`` (N,) and ``offsets`` (packs + 1,); each takes the next stretch of ``by_length``."""
-    starts, entries = _by_block(records, packs)
-    taken = np.empty(len(records), dtype=np.int64)  # where the stretch of each record starts
-    total = 0
-    for k in range(len(records)):
-        taken[k] = total
-        total += records[k, 2] * records[k, 3]
-    filled = np.empty(1 << _BLOCK, dtype=np.int64)
-    total = 0
+def gather(lengths: Array, counts: Array, pieces: Array, table: Array, scratch: Array) -> None:
+    """Put the number of each sequence into the pieces of its length, in turn.
+
+    ``counts`` (longest + 1,) is the histogram of ``lengths`` (N,). ``table`` (longest + 1, 2) is room for the next
+    place of each length, and where its piece ends. A line is fetched while the one before is half full.
+    """
+    following = np.empty(len(counts), dtype=np.int64)  # the next piece of each length; longest first
+    piece = 0
+    for length in range(len(counts) - 1, -1, -1):
+        left = counts[length]
+        if left > 0:
+            table[length, 0], table[length, 1] = pieces[piece, 0], pieces[piece, 1]
+            following[length] = piece + 1
+        while left > 0:
+            left -= pieces[piece, 1] - pieces[piece, 0]
+            piece += 1
+    for i in range(len(lengths)):
+        length = lengths[i]
+        at = table[length, 0]
+        scratch[at] = i
+        if at & 15 == 8:
+            _fetch(scratch, np.int64(at) + 16)  # past the end nothing happens
+        at += 1
+        if at == table[length, 1] and following[length] < len(pieces):
+            piece = following[length]
+            following[length] = piece + 1
+            at = pieces[piece, 0]
+            table[length, 1] = pieces[piece, 1]
+            _fetch(scratch, np.int64(at))
+        table[length, 0] = at
+
+
+@jit
+def settle(
+    records: Array,
+    starts: Array,
+    entries: Array,
+    before: Array,
+    bits: int,
+    spread: int,
+    scratch: Array,
+    order: Array,
+    offsets: Array,
+) -> None:
+    """Put each block in the order of its packs: ``order`` (N,), of which ``scratch`` may be a view, ``offsets``."""
+    largest = 0
+    for block in range(len(before) - 1):
+        largest = max(largest, before[block + 1] - before[block])
+    numbers, filled = np.empty(largest, dtype=scratch.dtype), np.empty(1 << bits, dtype=np.int64)
     offsets[0] = 0
-    for block in range(len(starts) - 1):
-        front = block << _BLOCK
-        size = min(1 << _BLOCK, packs - front)
+    for block in range(len(before) - 1):
+        front, total = block << bits, before[block]
+        size, held = min(1 << bits, len(offsets) - 1 - front), before[block + 1] - total
+        source = spread * total + (spread - 1) * held
+        for i in range(held):
+            numbers[i] = scratch[source + i]
         filled[:] = 0
         for e in range(starts[block], starts[block + 1]):
             k = entries[e]
@@ -101,18 +137,18 @@ def lay_out(records: Array, packs: int, by_length: Array, order: Array, offsets:
             for pack in range(max(first, 0), min(first + records[k, 2], size)):
                 filled[pack] += records[k, 3]
         for pack in range(size):
-            held = filled[pack]
+            each = filled[pack]
             filled[pack] = total
-            total += held
+            total += each
             offsets[front + pack + 1] = total
+        i = 0
         for e in range(starts[block], starts[block + 1]):
             k = entries[e]
             first, each = records[k, 1] - front, records[k, 3]
-            source = taken[k] + (max(first, 0) - first) * each
             for pack in range(max(first, 0), min(first + records[k, 2], size)):
                 at = filled[pack]
                 for _ in range(each):
-                    order[at] = by_length[source]
+                    order[at] = numbers[i]
                     at += 1
-                    source += 1
+                    i += 1
                 filled[pack] = at
