@@ -1,200 +1,247 @@
-"""Packs by linear programming: patterns of lengths, their best mix, and the proof of how good it is."""
+"""Packs by linear programming: the best mix of patterns of lengths, packs filled after it, and how good that is."""
 
-# mypy: disable-error-code="no-any-return"
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from padless.errors import PadlessError
-from padless.planning.kernels import jit
+from padless.planning import fit, pack_kernels, pattern_kernels
 
-__all__ = ["Patterns", "best_patterns", "optimal"]
+__all__ = ["CLOSE", "optimal"]
 
 Index = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Array = Any
-_COLUMNS = 60  # new patterns in each round
-_EXACT = 1024  # capacities up to here are not coarsened, unless told otherwise ...
-_UNITS = 512  # ... larger ones to so many units
-_SAMPLE = 2000  # packs of best-fit that serve as first patterns
-_CLOSE = 1e-6
+
+CLOSE = 0.002
+"""``method="auto"`` keeps the packs of best-fit where they are at most this share over the bound."""
+
+_LOOSE, _EXACT = 2e-4, 1e-7  # share by which a mix may be over the least one
+_SINGLE = 200  # up to so many distinct lengths are a class each ...
+_UNITS = (2048, 8192)  # ... with so many units of the capacity, one after the other;
+_FEW = 10_000  # where there are so few sequences that a pack matters, to the end
+_CLASSES = ((160, 2048, 0.0), (160, 2048, 0.1), (96, 8192, 0.0), (160, 8192, 0.0))
+"""More distinct lengths are put into so many classes, with so many units, of lengths over such a share of a pack."""
+_PROVE = 1024  # "optimal" also takes up to so many apart, at capacities up to this
+_LEVELS = 3  # what a mix of patterns leaves over is mixed again
+_CHUNK = 20_000_000  # steps of work between looks at the clock, about 40 ms
+_WORK = (200_000_000, 2_000_000_000, 30_000)  # steps for a loose mix at least, at most, and for each sequence ...
+_PROOF = 5_000_000_000  # ... and for an exact one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patterns:
-    """A mix of patterns that covers (almost) all sequences.
+class _Classes:
+    """Lengths put together.
 
     Attributes:
-        sizes: (D,) distinct lengths, ascending, in units of ``unit`` tokens.
-        patterns: (P, D) sequences of each length in a pack of each pattern.
-        times: (P,) whole packs of each pattern.
-        bound: no packing of lengths rounded up to ``unit`` needs fewer packs (a fraction, from the relaxation).
-        finished: whether the relaxation was solved, or the time ended before.
+        low, high, middle: (D,) shortest, longest, mean length of each class, ascending.
+        sizes: (D,) what a sequence of the class takes, in units.
+        room: units of a pack.
+        proves: whether the least mix bounds the packs: every length is a class, and a unit is a token.
     """
 
+    low: Index
+    high: Index
+    middle: Index
     sizes: Index
-    patterns: Index
-    times: Index
-    bound: float
-    finished: bool
+    room: int
+    proves: bool
 
 
-@jit
-def _price(values: Array, sizes: Array, room: int) -> tuple[Array, Array]:
-    """Unbounded knapsack: (room + 1,) best value within each room, and the size chosen there (-1: leave one unit)."""
-    best = np.zeros(room + 1)
-    choice = np.full(room + 1, -1, dtype=np.int64)
-    for space in range(1, room + 1):
-        best[space] = best[space - 1]
-        for d in range(len(sizes)):
-            if sizes[d] > space:
-                break
-            value = best[space - sizes[d]] + values[d]
-            if value > best[space] + 1e-12:
-                best[space] = value
-                choice[space] = d
-    return best, choice
+@dataclass(slots=True)
+class _Filled:
+    """Packs filled so far: their lengths (T,) and offsets (packs + 1,), and the histogram of what is left."""
+
+    lengths: npt.NDArray[np.int32]
+    offsets: Index
+    left: Index
+    packs: int = 0
+
+    def rooms(self, room: int) -> Index:
+        """(packs,) tokens that each pack has left."""
+        used = self.lengths[: self.offsets[self.packs]]
+        cum = np.concatenate([[0], np.cumsum(used, dtype=np.int64)])
+        return room - np.diff(cum[self.offsets[: self.packs + 1]])
 
 
-@jit
-def _unroll(choice: Array, sizes: Array, space: int, pattern: Array) -> None:
-    while space > 0:
-        d = choice[space]
-        if d < 0:
-            space -= 1
-        else:
-            pattern[d] += 1
-            space -= sizes[d]
+@dataclass(slots=True)
+class _Best:
+    """The fewest packs found: filled ones, then records of best-fit for the rest; ``None`` is best-fit alone."""
+
+    packs: int
+    bound: int
+    lengths: npt.NDArray[np.int32] | None = None
+    filled: Index = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    records: Index | None = None
 
 
-def best_patterns(sizes: Index, counts: Index, room: int, first: Index, *, seconds: float) -> Patterns:
-    """Column generation (Gilmore and Gomory): least total of patterns that cover the counts, relaxed to fractions.
+def optimal(
+    sizes: npt.NDArray[Any], room: int, *, bound: int, seconds: float, unit: int | None, close: float = 0.0
+) -> tuple[Index, Index, int]:
+    """(order (N,), offsets (packs + 1,), bound): best-fit-decreasing where that is near its bound, else by patterns.
 
-    Each round solves the relaxation over the patterns known (SciPy's HiGHS), prices all others with its duals
-    by a knapsack over the room, and adds the best pattern through each length. When no pattern is worth more
-    than 1 the relaxation is optimal. At any time (duals x counts) / (best pattern's worth) bounds the
-    packs from below (Farley), so that stopping early still proves something.
-
-    Args:
-        sizes, counts: (D,) distinct lengths ascending, and how many there are of each.
-        room: the capacity.
-        first: (P, D) patterns to start from, which together hold every length.
-        seconds: time limit.
-    """
-    try:
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
-    except ImportError:
-        raise PadlessError('method="optimal" needs SciPy: pip install "padless[optimal]"') from None
-    deadline = time.perf_counter() + seconds
-    patterns = np.unique(first, axis=0)  # (P, D)
-    known = {row.tobytes() for row in patterns}
-    bound, finished, mix = 0.0, False, np.zeros(len(patterns))
-    while True:
-        left = max(0.05, deadline - time.perf_counter())
-        solved = linprog(
-            np.ones(len(patterns)),
-            A_ub=csr_array(-patterns.T.astype(np.float64)),
-            b_ub=-counts.astype(np.float64),
-            method="highs",
-            options={"time_limit": left},
-        )
-        if solved.x is None or solved.status != 0:
-            break
-        mix = solved.x
-        values = np.maximum(0.0, -solved.ineqlin.marginals)  # (D,) what one more sequence of each length costs
-        best, choice = _price(values, sizes, room)
-        bound = max(bound, float(values @ counts) / max(1.0, float(best[room])))
-        if best[room] <= 1.0 + _CLOSE:
-            finished = True
-            break
-        fresh = [row for row in _columns(values, sizes, room, best, choice) if row.tobytes() not in known]
-        if not fresh or time.perf_counter() > deadline:
-            break
-        known.update(row.tobytes() for row in fresh)
-        patterns = np.concatenate([patterns, np.stack(fresh)])
-    patterns = patterns[: len(mix)]  # the last round may have ended without a solution
-    times = np.floor(mix + 1e-9).astype(np.int64)
-    used = times > 0
-    return Patterns(sizes=sizes, patterns=patterns[used], times=times[used], bound=bound, finished=finished)
-
-
-def _columns(values: Floats, sizes: Index, room: int, best: Floats, choice: Index) -> list[Index]:
-    """The most valuable pattern through each length, best lengths first, those worth more than 1 only."""
-    through = values + best[room - sizes]  # (D,)
-    rows = []
-    for d in np.argsort(-through, kind="stable")[:_COLUMNS]:
-        if through[d] <= 1.0 + _CLOSE:
-            break
-        pattern = np.zeros(len(sizes), dtype=np.int64)
-        pattern[d] = 1
-        _unroll(choice, sizes, int(room - sizes[d]), pattern)
-        rows.append(pattern)
-    return rows
-
-
-def optimal(sizes: npt.NDArray[Any], room: int, *, bound: int, seconds: float, unit: int | None) -> Any:
-    """(order (N,), offsets (packs + 1,), bound): best-fit-decreasing where it is proven best, else rounded patterns.
+    Column generation (Gilmore and Gomory) on the histogram of lengths finds how often each pattern is used in the
+    least mix. Whole patterns are filled with sequences, what is left is mixed again, and best-fit packs the last few.
+    Where there are too many lengths, classes of neighbouring lengths stand for them: the mix is that of their means,
+    and each pack is completed by the pair of lengths that fills it best.
 
     Args:
         sizes: (N,) lengths, none over ``room``.
         bound: a lower bound on the packs that is known already.
-        seconds: time limit.
-        unit: lengths are rounded up to it; None for 1 up to a room of 1,024, then for 512 units in all.
+        seconds: time limit; without one (``math.inf``) the result depends on the lengths alone.
+        unit: lengths are rounded up to it instead; a class is what rounds to the same.
+        close: packs at most this share over the bound are good enough; 0 goes on, and tries to prove the bound.
     """
-    from padless.planning import fit
+    best_fit = fit.decreasing(sizes, room, best=True)
+    best = _Best(packs=len(best_fit[1]) - 1, bound=bound)
+    enough = math.floor(bound * (1.0 + close))
+    if best.packs <= enough or room > 1 << 24:
+        return *best_fit, bound
+    deadline = time.perf_counter() + seconds
+    counts = np.zeros(room + 1, dtype=np.int64)
+    found = pack_kernels.count_lengths(sizes, int(sizes.max()))
+    counts[: len(found)] = found
+    for classes, nearness in _ways(counts, room, unit, prove=close == 0):
+        _attempt(best, counts, classes, room, deadline, nearness)
+        if best.packs <= max(enough, best.bound) or time.perf_counter() > deadline:
+            break
+    if best.lengths is None:
+        return *best_fit, best.bound
+    order, offsets = np.empty(len(sizes), dtype=np.int64), np.empty(best.packs + 1, dtype=np.int64)
+    pattern_kernels.lay(sizes, counts, best.lengths, best.filled, best.records, order, offsets)
+    return order, offsets, best.bound
 
-    best = fit.decreasing(sizes, room, best=True)
-    if len(best[1]) - 1 == bound:
-        return *best, bound
-    unit = unit or (1 if room <= _EXACT else -(-room // _UNITS))
-    coarse, coarse_room = -(-sizes.astype(np.int64) // unit), room // unit  # (N,) units
-    if int(coarse.max()) > coarse_room:  # rounding would make the longest too long
-        return *best, bound
-    distinct, inverse, counts = np.unique(coarse, return_inverse=True, return_counts=True)
-    found = best_patterns(
-        distinct, counts.astype(np.int64), coarse_room, _first(distinct, inverse, best, coarse_room), seconds=seconds
+
+def _ways(counts: Index, room: int, unit: int | None, *, prove: bool) -> Iterator[tuple[_Classes, float]]:
+    """Classes to try, one after the other, and how close to its least each mix is to come."""
+    lengths = np.flatnonzero(counts)  # (L,) distinct lengths, ascending
+    apart = np.arange(len(lengths))
+    if unit is not None:
+        yield _classes(counts, lengths, -(-lengths // unit), room, unit, whole=True), _EXACT if prove else _LOOSE
+        return
+    if len(lengths) <= _SINGLE:
+        for units in _UNITS:
+            yield _classes(counts, lengths, apart, room, -(-room // units), whole=True), _LOOSE
+        if prove or counts.sum() <= _FEW:
+            yield _classes(counts, lengths, apart, room, -(-room // _UNITS[-1]), whole=True), _EXACT
+        return
+    prove = prove and room <= _PROVE and len(lengths) <= _PROVE
+    if prove and len(lengths) <= _PROVE // 2:
+        for close in (_LOOSE, _EXACT):  # what is left over may come out better either way
+            yield _classes(counts, lengths, apart, room, 1, whole=True), close
+    for number, units, shortest in _CLASSES:
+        mixed = lengths[lengths > shortest * room]  # shorter ones fill up in the end
+        if len(mixed):
+            width = -(-int(mixed[-1] - mixed[0] + 1) // number)
+            yield _classes(counts, mixed, (mixed - mixed[0]) // width, room, -(-room // units), whole=False), _LOOSE
+    if prove and len(lengths) > _PROVE // 2:
+        yield _classes(counts, lengths, apart, room, 1, whole=True), _EXACT
+
+
+def _classes(counts: Index, lengths: Index, kind: Index, room: int, unit: int, *, whole: bool) -> _Classes:
+    """Classes of the distinct ``lengths`` (L,) that are of one ``kind`` (L,), non-decreasing."""
+    first = np.flatnonzero(np.diff(kind, prepend=-1))  # (D,)
+    number = counts[lengths]
+    mean = np.add.reduceat(number * lengths, first) / np.add.reduceat(number, first)
+    low, high = lengths[first], lengths[np.append(first[1:], len(lengths)) - 1]
+    middle = np.clip(np.rint(mean).astype(np.int64), low, high)
+    # Lengths that stand for themselves must fit, so they are rounded up; means are met on average.
+    sizes = -(-high // unit) if whole else np.maximum(1, np.rint(mean / unit).astype(np.int64))
+    units = room // unit
+    return _Classes(
+        low=low,
+        high=high,
+        middle=middle,
+        sizes=np.minimum(sizes, units),
+        room=units,
+        proves=whole and unit == 1 and len(first) == len(lengths),
     )
-    if unit == 1:
-        bound = max(bound, int(np.ceil(found.bound - 1e-6)))
-    place, packs = _placed(found, inverse)
-    rest = np.flatnonzero(place < 0)
-    left = room - np.bincount(place[place >= 0], weights=sizes[place >= 0], minlength=packs).astype(np.int64)
-    place[rest], packs = fit.rest_best_fit(sizes[rest], room, left)
-    if packs >= len(best[1]) - 1:
-        return *best, bound
-    used, place = np.unique(place, return_inverse=True)
-    down = np.argsort(-sizes.astype(np.int64), kind="stable")
-    order = down[np.argsort(place[down], kind="stable")].astype(np.int64)
-    return order, np.concatenate([[0], np.cumsum(np.bincount(place, minlength=len(used)))]).astype(np.int64), bound
 
 
-def _first(sizes: Index, inverse: Index, best: tuple[Index, Index], room: int) -> Index:
-    """Patterns to start from, (P, D): packs of one length only, and some of best-fit's that hold in units."""
-    order, offsets = best
-    rows = [np.diag(room // sizes)]
-    packs = len(offsets) - 1
-    for pack in np.unique(np.linspace(0, packs - 1, min(packs, _SAMPLE)).astype(np.int64)):
-        row = np.bincount(inverse[order[offsets[pack] : offsets[pack + 1]]], minlength=len(sizes))
-        if row @ sizes <= room:
-            rows.append(row[None])
-    return np.concatenate(rows).astype(np.int64)
+def _attempt(best: _Best, counts: Index, classes: _Classes, room: int, deadline: float, close: float) -> None:
+    """Pack by the least mix of patterns of ``classes``; ``best`` takes it where that needs fewer packs."""
+    total = int(counts.sum())
+    work = _PROOF if close == _EXACT else min(max(_WORK[0], _WORK[2] * total), _WORK[1])
+    filled = _Filled(
+        lengths=np.empty(total, dtype=np.int32), offsets=np.zeros(total + 1, dtype=np.int64), left=counts.copy()
+    )
+    for level in range(_LEVELS):
+        number = _left_of(filled.left, classes)
+        mixed = number > 0
+        if not mixed.any():
+            break
+        patterns, times, bound = _least_mix(
+            classes.sizes[mixed], number[mixed], classes.room, work, deadline, close=close
+        )
+        if level == 0 and classes.proves:
+            best.bound = max(best.bound, math.ceil(bound - 1e-6))
+        before = filled.packs
+        members, starts, times = _whole(patterns, times, number[mixed])
+        filled.packs = pattern_kernels.fill(
+            filled.left, classes.low[mixed], classes.high[mixed], classes.middle[mixed], members, starts, times, room,
+            filled.lengths, filled.offsets, before,
+        )  # fmt: skip
+        records, packs = pack_kernels.best_fit(filled.left, room, filled.rooms(room))
+        if packs < best.packs:
+            best.packs, best.records = packs, records
+            best.filled = filled.offsets[: filled.packs + 1].copy()
+            best.lengths = filled.lengths
+        if filled.packs == before or packs <= best.bound or time.perf_counter() > deadline:
+            break
 
 
-def _placed(found: Patterns, inverse: Index) -> tuple[Index, int]:
-    """Give each sequence a pack of the whole patterns, (N,), -1 where none is left; and how many packs there are."""
-    place = np.full(len(inverse), -1, dtype=np.int64)
-    first = np.concatenate([[0], np.cumsum(found.times)])  # (P + 1,)
-    by_size = np.argsort(inverse, kind="stable")
-    starts = np.searchsorted(inverse[by_size], np.arange(len(found.sizes) + 1))
-    for d in range(len(found.sizes)):
-        each = np.repeat(found.patterns[:, d], found.times)  # (packs,) sequences of this length in each pack
-        wanted = np.repeat(np.arange(first[-1]), each)
-        mine = by_size[starts[d] : starts[d + 1]][: len(wanted)]
-        place[mine] = wanted[: len(mine)]
-    return place, int(first[-1])
+def _left_of(left: Index, classes: _Classes) -> Index:
+    """(D,) sequences of each class that are left."""
+    cum = np.concatenate([[0], np.cumsum(left)])
+    number: Index = cum[classes.high + 1] - cum[classes.low]
+    return number
+
+
+def _least_mix(
+    sizes: Index, number: Index, room: int, work: int, deadline: float, *, close: float
+) -> tuple[npt.NDArray[np.int32], Floats, float]:
+    """Patterns (P, D), how often each is used (P,), and a bound on the packs: the relaxation to fractions.
+
+    It starts from patterns of one class each, and ends at the least mix, after so much ``work``, or in time.
+    """
+    classes = len(sizes)
+    each = room // sizes  # (D,)
+    patterns = np.diag(each).astype(np.int32)
+    costs, duals = np.ones(classes), 1.0 / each
+    inverse, times = np.diag(duals), number / each
+    known = np.zeros(2)
+    while work > 0:
+        chunk = min(work, _CHUNK)
+        done = pattern_kernels.improve(sizes, number, room, patterns, costs, inverse, times, duals, known, close, chunk)
+        work -= chunk
+        if done or time.perf_counter() > deadline:
+            break
+    if not np.isfinite(times).all():  # rounding errors got out of hand: nothing is lost but the attempt
+        times = np.zeros(classes)
+    return patterns, times * (costs > 0), float(known[1]) if np.isfinite(known[1]) else 0.0
+
+
+def _whole(patterns: npt.NDArray[np.int32], times: Floats, number: Index) -> tuple[Index, Index, Index]:
+    """Patterns as lists of classes, the longest first, (members, starts), and how often each is used as a whole.
+
+    Fractions are rounded down, then up again from the largest on, for as long as the classes have enough sequences.
+    """
+    whole = np.floor(times + 1e-9).astype(np.int64)  # (P,)
+    left = number - whole @ patterns
+    for p in np.argsort(whole - times, kind="stable"):
+        if times[p] - whole[p] < 0.3:
+            break
+        if (patterns[p] <= left).all():
+            whole[p] += 1
+            left -= patterns[p]
+    used = np.flatnonzero(whole)
+    down = np.arange(patterns.shape[1])[::-1]
+    lists = [np.repeat(down, patterns[p][::-1]) for p in used]
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
+    members = np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
+    return members, starts, whole[used]
