@@ -11,10 +11,13 @@ import numpy.typing as npt
 
 from padless.errors import PadlessError
 
-__all__ = ["IntArray", "Lengths", "as_ids", "as_lengths", "positive_int"]
+__all__ = ["MOST_TOKENS", "IntArray", "Lengths", "as_ids", "as_lengths", "positive_int"]
 
 IntArray: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.int32]
 """What `as_lengths` returns: int32 stays int32 (half the memory traffic), all else is int64."""
+
+MOST_TOKENS = 2**62
+"""Lengths may sum to so much; with rounding and padding their totals still fit 64 bits."""
 
 Lengths: TypeAlias = Any
 """Accepted wherever lengths are asked for: list, tuple, NumPy array, torch tensor, Arrow or pandas column."""
@@ -35,8 +38,8 @@ def as_lengths(lengths: Lengths, *, minimum: int = 1, name: str = "lengths") -> 
         memory with the input.
 
     Raises:
-        PadlessError: no sequence, another number of axes, values that are not integers, or a
-            length below the minimum (its index is named).
+        PadlessError: no sequence, another number of axes, values that are not integers, a length below the
+            minimum (its index is named), or lengths that sum to more than `MOST_TOKENS`.
 
     >>> as_lengths([3, 5])
     array([3, 5])
@@ -61,6 +64,8 @@ def as_lengths(lengths: Lengths, *, minimum: int = 1, name: str = "lengths") -> 
     if smallest < (minimum if checked.ndim == 1 else 0):
         index = _unravel(int(checked.argmin()), checked.shape)
         raise PadlessError(f"{name}{_at(index)} is {checked[index]}; {_minimum_reason(minimum, int(smallest))}")
+    if checked.dtype == np.int64 and int(checked.max()) > MOST_TOKENS // checked.size:  # int32 cannot get there
+        _check_total(checked, name)
     if checked.ndim == 2:
         totals = checked.sum(axis=1, dtype=np.int64)  # (N,)
         if totals.min() < minimum:
@@ -124,7 +129,7 @@ def _to_numpy(values: Any, name: str) -> npt.NDArray[Any]:
         raise PadlessError(f"{name} is not a rectangular array of integers: {error}") from None
     if array.size == 0 and array.dtype.kind == "f":  # np.asarray([]) is float64
         array = array.astype(np.int64)
-    return np.ascontiguousarray(array) if array.ndim else array
+    return np.require(array, requirements=["C", "A"]) if array.ndim else array
 
 
 def _from_column(column: Any, name: str) -> npt.NDArray[Any]:
@@ -146,6 +151,16 @@ def _narrow(array: npt.NDArray[Any], name: str) -> IntArray:
     if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         raise PadlessError(f"{name}[{int(array.argmax())}] is {array.max()}; it does not fit 64 bits")
     return array.astype(np.int64)
+
+
+def _check_total(array: IntArray, name: str) -> None:
+    total = (int((array >> 32).sum()) << 32) + int((array & 0xFFFFFFFF).sum())
+    if total > MOST_TOKENS:
+        index = _unravel(int(array.argmax()), array.shape)
+        raise PadlessError(
+            f"{name} sums to {total}, over the {MOST_TOKENS} that plans can count; the longest is"
+            f" {name}{_at(index)}, {array[index]}: are these lengths in tokens?"
+        )
 
 
 def _first_non_integer(array: npt.NDArray[Any]) -> tuple[int, ...]:

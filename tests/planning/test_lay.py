@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from padless.planning import fit, pack_kernels
+from padless.planning import fit, pack_kernels, sparse_kernels
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -34,13 +34,16 @@ def test_packs_are_what_the_records_say_also_across_blocks(
     count: int, longest: int, room: int, dtype: Any, narrow: bool
 ) -> None:
     lengths = np.random.default_rng(count).integers(1, longest + 1, count).astype(dtype)
-    counts = pack_kernels.count_lengths(lengths, longest)
+    found = fit.Histogram.of(lengths)
+    opened = np.arange(room + 1)  # packs that exist, some of them full
     for records, packs in (
-        pack_kernels.best_fit(counts, room, _NONE),
-        pack_kernels.first_fit(counts, room, count),
-        pack_kernels.best_fit(counts, room, np.arange(room + 1)),  # into packs that exist, some of them full
+        pack_kernels.best_fit(found.counts, room, _NONE),
+        pack_kernels.best_fit(found.counts, room, opened),
+        sparse_kernels.best_fit_sparse(found.sizes, found.numbers, room, _NONE),
+        sparse_kernels.best_fit_sparse(found.sizes, found.numbers, room, opened),
+        pack_kernels.first_fit(found.sizes, found.numbers, room, count),
     ):
-        order, offsets = fit._laid_out(lengths, counts, records, packs, narrow=narrow)
+        order, offsets = fit._laid_out(found, records, packs, narrow=narrow)
         assert order.dtype == offsets.dtype == np.int64
         got = [order[a:b].tolist() for a, b in itertools.pairwise(offsets)]
         assert got == plainly(lengths, records, packs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ from hypothesis import strategies as st
 
 from laws import check_plan_laws, partitions
 from padless import CostModel, PadlessError, Plan, pack
+from padless.planning import pack_kernels
 from padless.planning.balance import partition
-from padless.planning.fit import _sparse
 from padless.planning.pack import METHODS
 from support.lengths import data_folder, measured_lengths
 
@@ -46,9 +48,13 @@ def test_decreasing_methods_are_what_their_names_say(lengths: list[int], capacit
     best = pack(lengths, capacity, method="best-fit-decreasing")
     # Packs with equal room left are interchangeable, so what is filled is compared, not with what.
     assert sorted(map(sum, held(best))) == sorted(map(sum, plain_decreasing(lengths, capacity, best=True)))
-    assert _sparse(np.array(lengths), capacity, best=True)[1] == len(best)  # the way of very large capacities
-    place, packs = _sparse(np.array(lengths), capacity, best=False)
-    assert [sorted(np.array(lengths)[place == p].tolist(), reverse=True) for p in range(packs)] == held(first)
+    # Very large lengths and capacities go another way.
+    unit = 10**7
+    first = pack([unit * n for n in lengths], unit * capacity + 3, method="first-fit-decreasing")
+    assert [[n // unit for n in group] for group in held(first)] == plain_decreasing(lengths, capacity, best=False)
+    large = pack([unit * n for n in lengths], unit * capacity + 3)
+    assert sorted(map(sum, held(large))) == [unit * total for total in sorted(map(sum, held(best)))]
+    assert large.lower_bound == best.lower_bound
 
 
 @settings(max_examples=100, deadline=None)
@@ -237,6 +243,12 @@ def test_a_partition_uses_every_part_fairly(work: list[int], parts: int, equal: 
         assert sums.max() <= sum(work) / parts + max(work)
 
 
+@pytest.mark.parametrize("work", [[], [1.0, float("inf")], [-1.0], [[1.0]], ["a"]])
+def test_work_that_is_not_a_list_of_numbers_is_refused(work: Any) -> None:
+    with pytest.raises(PadlessError, match="non-empty list of finite numbers"):
+        partition(work, 2)
+
+
 def test_equal_counts_reach_the_bound_of_the_longest_with_the_shortest() -> None:
     lengths = np.random.default_rng(0).choice(measured_lengths("mix_rl_gsm8k_heavy"), 512)
     place = partition(lengths, 64, equal_counts=True)
@@ -255,6 +267,59 @@ def test_totals_pass_32_bits_and_capacities_pass_tables() -> None:
     assert plan.real_tokens == 5 * (2**31 - 1)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("capacity", [60_000_000, 10**9, 2**62, 2**70])
+def test_a_large_capacity_costs_no_more_memory_and_time_than_its_sequences(method: Any, capacity: int) -> None:
+    lengths = np.random.default_rng(0).integers(1, 10**6, 2_000)
+    pack(lengths, 10**9, method=method)  # compiles
+    tracemalloc.start()
+    started = time.process_time()
+    plan = pack(lengths, capacity, method=method)
+    spent, peak = time.process_time() - started, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    check_plan_laws(plan)
+    assert len(plan) == -(-int(lengths.sum()) // capacity)
+    assert peak < 20e6
+    assert spent < 1
+
+
+def test_lengths_that_64_bits_cannot_count_are_refused_and_the_largest_that_they_can_are_packed() -> None:
+    most = 2**62
+    with pytest.raises(PadlessError, match=r"sums to 4611686018427387907, over .*lengths\[1\], 4611686018427387904"):
+        pack([3, most], most)
+    with pytest.raises(PadlessError, match="multiple of 4611686018427387904, may not fit 64 bits"):
+        pack([3, 5], most, sequence_multiple_of=most)
+    for options in ({}, {"balance": "work"}, {"method": "optimal"}, {"ranks": 2}, {"sequence_multiple_of": 8}):
+        plan = pack([most // 2, most // 4, most // 8, most // 8 - 8], 3 * (most // 4), **options)
+        check_plan_laws(plan)
+        assert plan.lower_bound == 2
+        assert len(plan) == 2
+        assert plan.real_tokens == most - 8
+
+
+def test_any_array_of_integers_gives_the_same_plan_and_one_kernel() -> None:
+    lengths = np.random.default_rng(0).integers(1, 100, 1000, dtype=np.int32)
+    plan = pack(lengths, 256)
+    kinds = len(pack_kernels.count_lengths.signatures)
+    frozen = lengths.copy()
+    frozen.flags.writeable = False
+    shifted = np.frombuffer(b"0" + lengths.tobytes(), dtype=np.int32, offset=1)  # not aligned
+    for same in (frozen, np.repeat(lengths, 2)[::2], lengths[::-1][::-1], lengths.astype(">i4"), shifted, plan.lengths):
+        other = pack(same, 256)
+        assert (other.order == plan.order).all()
+        assert (other.offsets == plan.offsets).all()
+    kinds_of_int64 = 1
+    assert len(pack_kernels.count_lengths.signatures) <= kinds + kinds_of_int64
+
+
+def test_threads_that_plan_at_once_get_the_plans_of_one_alone() -> None:
+    draws = [np.random.default_rng(seed).integers(1, 500, 3_000) for seed in range(12)]
+    for options in ({}, {"balance": "work", "ranks": 3, "cost": ATTENTION}, {"method": "first-fit-decreasing"}):
+        alone = [pack(lengths, 1024, **options) for lengths in draws]
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda lengths, o=options: pack(lengths, 1024, **o), draws)) == alone
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -265,6 +330,10 @@ def test_totals_pass_32_bits_and_capacities_pass_tables() -> None:
         ({"lengths": [[1, 2]]}, "one field"),
         ({"lengths": []}, "empty"),
         ({"time_limit": 0}, "time_limit=0"),
+        ({"time_limit": "1"}, "time_limit='1'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": None}, "seed=None"),
+        ({"multiple_of": 200}, r"exceeds capacity 100 \(at most 0 tokens fit\)"),
         ({"atoms": [1, 1, 2], "capacity": 14}, "together with its atom"),
         ({"atoms": [1, 1, 2], "capacity": 14, "overlong": "split"}, "tear atom 1 apart"),
     ],

@@ -39,7 +39,10 @@ def partition(work: Any, parts: int, *, equal_counts: bool = False, rounds: int 
     """
     from padless.planning.small_kernels import assign
 
-    array = np.asarray(work, dtype=np.float64)
+    try:
+        array = np.asarray(work, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty(0)
     if array.ndim != 1 or not len(array) or not (np.isfinite(array).all() and array.min() >= 0):
         raise PadlessError("work must be a non-empty list of finite numbers, none negative")
     parts = positive_int(parts, name="parts")
@@ -87,7 +90,7 @@ def evened(sizes: Any, squares: Floats, room: int, packs: int, cost: CostModel, 
 def _dealt(held: Index, squares: Floats, room: int, packs: int) -> Index | None:
     """A pack for each of the items (N,), which are sorted by falling size; None where no deal fits."""
     from padless.planning.even_kernels import deal
-    from padless.planning.fit import TABLE, rest_best_fit
+    from padless.planning.fit import rest_best_fit
 
     tokens = np.cumsum(held)  # (N,)
     place = np.empty(len(held), dtype=np.int64)
@@ -95,7 +98,7 @@ def _dealt(held: Index, squares: Floats, room: int, packs: int) -> Index | None:
         longs = int(np.searchsorted(tokens, share * float(tokens[-1]), side="right"))
         if deal(held, squares, room, packs, longs, place):
             return place
-        if room <= TABLE and deal(held[:longs], squares[:longs], room, packs, longs, place):
+        if deal(held[:longs], squares[:longs], room, packs, longs, place):
             left = np.full(packs, room, dtype=np.int64)
             np.subtract.at(left, place[:longs], held[:longs])
             place[longs:], needed = rest_best_fit(held[longs:], room, left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from padless.cost import DEFAULT_COST, CostModel
 from padless.errors import PadlessError, choose
-from padless.lengths import IntArray, Lengths, as_ids, as_lengths, positive_int
+from padless.lengths import MOST_TOKENS, IntArray, Lengths, as_ids, as_lengths, positive_int
 from padless.plan import Plan
 from padless.planning.items import Items, Rounding, make_items
 from padless.planning.slots import Overlong, Slots, apply_overlong
@@ -86,10 +87,16 @@ def pack(
         raise PadlessError(f"lengths has shape {array.shape}; a pack holds one field: plan each field on its own")
     budget = positive_int(capacity, name="capacity")
     ranks = positive_int(ranks, name="ranks")
-    if not time_limit > 0:
+    seed = positive_int(seed, name="seed", minimum=0)
+    if not (isinstance(time_limit, Real) and time_limit > 0):
         raise PadlessError(f"time_limit={time_limit!r}; expected a positive number of seconds")
     ids = None if atoms is None else as_ids(atoms, len(array), name="atoms")
     each, whole = combine_multiples(sequence_multiple_of), combine_multiples(multiple_of)
+    if each * len(array) > MOST_TOKENS:
+        raise PadlessError(
+            f"{len(array)} sequences, each rounded up to a multiple of {each}, may not fit 64 bits:"
+            " lower sequence_multiple_of"
+        )
     room = budget // whole * whole
     slots = _fitting(array, ids, room, each, overlong, budget)
     model = cost or DEFAULT_COST
@@ -184,21 +191,18 @@ def _without_alone(
 def _strategy(
     sizes: npt.NDArray[Any], room: int, method: Method, seed: int, limits: tuple[float, int | None]
 ) -> tuple[Index, Index, int]:
-    from padless.planning import fit, pack_kernels
+    from padless.planning import fit
 
-    counts = None
-    if room <= fit.TABLE:
-        counts = pack_kernels.count_lengths(sizes, int(sizes.max()))  # (longest + 1,)
-        bound = fit.fewest_packs(counts, room)
-    else:
-        bound = -(-int(sizes.sum(dtype=np.int64)) // room)
+    histogram = fit.Histogram.of(sizes)
+    room = min(room, histogram.total)  # a pack that holds all is large enough: nothing grows with the capacity
+    bound = fit.fewest_packs(histogram, room)
     if method in ("auto", "optimal"):
         from padless.planning.optimal import CLOSE, optimal
 
         close, seconds = (CLOSE, math.inf) if method == "auto" else (0.0, limits[0])
         return optimal(sizes, room, bound=bound, seconds=seconds, unit=limits[1], close=close)
     if method in ("best-fit-decreasing", "first-fit-decreasing"):
-        return *fit.decreasing(sizes, room, best=method == "best-fit-decreasing", counts=counts), bound
+        return *fit.decreasing(sizes, room, best=method == "best-fit-decreasing", histogram=histogram), bound
     given = np.arange(len(sizes), dtype=np.int64)
     if method == "random":
         given = np.random.default_rng(seed).permutation(given)
@@ -224,7 +228,9 @@ def _even_work(
     place[order] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     kept = np.flatnonzero(place >= alone)
     packs = min(round_up(len(offsets) - 1, ranks) - alone, len(kept))
-    order_of_kept, bounds = evened(sizes[kept], squares[kept], room, packs, model, place[kept] - alone)
+    held = sizes[kept]
+    room = min(room, int(held.sum(dtype=np.int64)))
+    order_of_kept, bounds = evened(held, squares[kept], room, packs, model, place[kept] - alone)
     return np.concatenate([order[:alone], kept[order_of_kept]]), np.concatenate([np.arange(alone), alone + bounds])
 
 

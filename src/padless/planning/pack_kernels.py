@@ -161,10 +161,11 @@ def best_fit(counts: Array, room: int, opened: Array) -> tuple[Array, int]:
 
 
 @jit
-def first_fit(counts: Array, room: int, most: int) -> tuple[Array, int]:
+def first_fit(sizes: Array, numbers: Array, room: int, most: int) -> tuple[Array, int]:
     """First-fit-decreasing: each sequence, longest first, joins the first pack that can hold it. (records, packs).
 
-    ``most`` bounds the packs. A tournament tree over packs holds the largest room below each node.
+    ``numbers`` (D,) says how often each of ``sizes`` (D,), ascending, occurs; ``most`` bounds the packs. A tournament
+    tree over packs holds the largest room below each node.
     """
     leaves = 1
     while leaves < most:
@@ -173,8 +174,8 @@ def first_fit(counts: Array, room: int, most: int) -> tuple[Array, int]:
     tree[1:] = room
     records = np.empty((1024, 4), dtype=np.int64)
     used = packs = 0
-    for length in range(len(counts) - 1, 0, -1):
-        left = counts[length]
+    for d in range(len(sizes) - 1, -1, -1):
+        length, left = sizes[d], numbers[d]
         while left > 0:
             node = 1
             while node < leaves:

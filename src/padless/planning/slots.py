@@ -116,7 +116,7 @@ def _split(lengths: IntArray, limits: Index, over: Index) -> Slots:
 def _refuse(total: npt.NDArray[np.integer[Any]], limits: Index, over: Index, what: str) -> None:
     first = int(over[0])
     more = f" (and {len(over) - 1} more)" if len(over) > 1 else ""
-    room = "" if str(limits[first]) in what else f" (at most {limits[first]} tokens fit)"
+    room = "" if str(limits[first]) in what.split() else f" (at most {limits[first]} tokens fit)"
     raise PadlessError(
         f"length {total[first]} at index {first} exceeds {what}{room}{more}:"
         " raise the limit, or choose overlong='truncate', 'split', 'drop' or 'alone'"
