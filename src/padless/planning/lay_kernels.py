@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 from padless.planning.kernels import jit
 
-__all__ = ["cut_blocks", "gather", "settle"]
+__all__ = ["cut_blocks", "gather", "rearrange", "settle", "sums"]
 
 Array = Any
 
@@ -152,3 +152,25 @@ def settle(
                     at += 1
                     i += 1
                 filled[pack] = at
+
+
+@jit
+def sums(order: Array, offsets: Array, values: Array, result: Array) -> None:
+    """Sum of the values of each pack's items: ``values`` (N,), ``result`` (packs,)."""
+    for pack in range(len(result)):
+        total = result[pack] * 0
+        for at in range(offsets[pack], offsets[pack + 1]):
+            total += values[order[at]]
+        result[pack] = total
+
+
+@jit
+def rearrange(order: Array, offsets: Array, packs: Array, moved: Array, bounds: Array) -> None:
+    """Packs in another order: ``packs`` (G,) says which comes where; ``moved`` (N,) and ``bounds`` (G + 1,) result."""
+    total = 0
+    bounds[0] = 0
+    for g in range(len(packs)):
+        for at in range(offsets[packs[g]], offsets[packs[g] + 1]):
+            moved[total] = order[at]
+            total += 1
+        bounds[g + 1] = total

@@ -252,15 +252,19 @@ def _beside_equals(
     order: Index, offsets: Index, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], model: CostModel
 ) -> tuple[Index, Index]:
     """Packs by descending cost, so that those of one micro-step cost alike."""
-    starts = offsets[:-1]
-    cost = (model.per_column + model.per_token) * np.add.reduceat(sizes[order].astype(np.float64), starts)
+    from padless.planning import fit, lay_kernels
+
+    tokens = np.zeros(len(offsets) - 1, dtype=np.int64)  # (G,)
+    lay_kernels.sums(order, offsets, fit.read_only(sizes), tokens)
+    cost = (model.per_column + model.per_token) * tokens
     if model.per_token_squared:
-        cost += model.per_token_squared * np.add.reduceat(squares[order], starts)
+        square = np.zeros(len(tokens))
+        lay_kernels.sums(order, offsets, squares, square)
+        cost = cost + model.per_token_squared * square
     down = np.argsort(-cost, kind="stable")  # (G,)
-    counts = np.diff(offsets)[down]
-    bounds = np.concatenate([[0], np.cumsum(counts)])
-    at = np.repeat(starts[down] - bounds[:-1], counts) + np.arange(len(order))
-    return order[at], bounds
+    moved, bounds = np.empty_like(order), np.empty_like(offsets)
+    lay_kernels.rearrange(order, offsets, down, moved, bounds)
+    return moved, bounds
 
 
 def _expand(order: Index, offsets: Index, items: Items) -> tuple[Index, Index]:
