@@ -210,6 +210,22 @@ def test_work_is_dealt_over_all_packs_that_the_ranks_run_anyway() -> None:
     assert spread(plan) < 0.01
 
 
+@settings(max_examples=100, deadline=None)
+@given(LENGTHS, st.integers(40, 200), st.integers(1, 8), st.sampled_from([0.0, 0.05]), st.sampled_from([1, 8]))
+def test_even_work_is_never_slower_than_packs_side_by_side(
+    lengths: list[int], capacity: int, ranks: int, squared: float, multiple: int
+) -> None:
+    cost = CostModel(per_microbatch=10, per_token=1, per_token_squared=squared)
+    options: dict[str, Any] = {"ranks": ranks, "cost": cost, "multiple_of": multiple, "overlong": "alone"}
+    beside, even = pack(lengths, capacity, **options), pack(lengths, capacity, balance="work", **options)
+    check_plan_laws(even)
+    assert len(even) == len(beside)
+    if ranks > 1:
+        assert even.makespan() <= beside.makespan() * (1 + 1e-9)
+    else:
+        assert even.group_costs().max() <= beside.group_costs().max() + multiple - 1 + 1e-9
+
+
 def test_sequences_alone_over_the_capacity_leave_the_work_of_the_others_even() -> None:
     lengths = [*measured_lengths("mix_rl_gsm8k_heavy")[:1000].tolist(), 100_000, 70_000]
     plan = pack(lengths, 32_768, cost=ATTENTION, balance="work", overlong="alone")

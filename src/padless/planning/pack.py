@@ -61,7 +61,7 @@ def pack(
             (into pieces of the capacity, in order), ``"drop"``, or ``"alone"`` (in a pack by itself, over it).
         balance: ``"ranks"`` lays packs of similar cost side by side; ``"work"`` also deals the sequences anew, so that
             all packs cost alike in the same number of packs (or the multiple of ``ranks`` that is run anyway), as far
-            as they leave some room; ``"none"`` does neither.
+            as they leave some room, and where that is faster for the ranks; ``"none"`` does neither.
         cost: what a pack costs, for balance; with ``per_token_squared`` attention within sequences counts.
         time_limit: seconds after which ``"optimal"`` stops with the best packs found; ``math.inf`` leaves it to a limit
             on the work, so that the packs depend on the lengths alone.
@@ -101,7 +101,9 @@ def pack(
     slots = _fitting(array, ids, room, each, overlong, budget)
     model = cost or DEFAULT_COST
     unit = None if coarsen is None else positive_int(coarsen, name="coarsen")
-    order, offsets, bound = _packs(slots, ids, room, each, method, balance, ranks, model, seed, (time_limit, unit))
+    order, offsets, bound = _packs(
+        slots, ids, room, (each, whole), method, balance, ranks, model, seed, (time_limit, unit)
+    )
     steps = (len(offsets) - 1) // ranks
     return Plan(
         layout="packed",
@@ -145,10 +147,11 @@ def _fitting(array: IntArray, ids: Index | None, room: int, each: int, overlong:
 
 
 def _packs(
-    slots: Slots, ids: Index | None, room: int, each: int, method: Method, balance: Balance, ranks: int,
-    model: CostModel, seed: int, limits: tuple[float, int | None],
+    slots: Slots, ids: Index | None, room: int, multiples: tuple[int, int], method: Method, balance: Balance,
+    ranks: int, model: CostModel, seed: int, limits: tuple[float, int | None],
 ) -> tuple[Index, Index, int]:  # fmt: skip
     """Slots pack by pack (S,), pack bounds (K * R + 1,), and a lower bound on the packs."""
+    each, whole = multiples
     held = slots.held if each == 1 else round_up(slots.held.astype(np.int64), each)  # (S,)
     if not len(held):
         return np.empty(0, dtype=np.int64), np.zeros(ranks + 1, dtype=np.int64), 0
@@ -162,11 +165,11 @@ def _packs(
     order, offsets, bound = _without_alone(sizes, alone, room, method, seed, limits)
     if balance != "none":
         squares = _squares(slots, items) if model.per_token_squared or balance == "work" else np.zeros(0)
+        best = _beside_equals(order, offsets, sizes, squares, model, ranks, whole)
         if balance == "work":
-            order, offsets = _even_work(order, offsets, len(alone), sizes, squares, room, model, ranks)
-        offsets = _complete(offsets, ranks)
-        if ranks > 1:
-            order, offsets = _beside_equals(order, offsets, sizes, squares, model)
+            even = _even_work(order, offsets, len(alone), sizes, squares, room, model, ranks)
+            best = min(_beside_equals(*even, sizes, squares, model, ranks, whole), best, key=lambda found: found[2])
+        order, offsets, _ = best
     missing = -(len(offsets) - 1) % ranks
     offsets = np.concatenate([offsets, np.full(missing, offsets[-1])]) if missing else offsets
     if items is not None:
@@ -249,14 +252,21 @@ def _complete(offsets: Index, ranks: int) -> Index:
 
 
 def _beside_equals(
-    order: Index, offsets: Index, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], model: CostModel
-) -> tuple[Index, Index]:
-    """Packs by descending cost, so that those of one micro-step cost alike."""
+    order: Index, offsets: Index, sizes: npt.NDArray[Any], squares: npt.NDArray[np.float64], model: CostModel,
+    ranks: int, whole: int,
+) -> tuple[Index, Index, float]:  # fmt: skip
+    """Packs for all ranks, by descending cost, so that those of one micro-step cost alike; and the time of all steps.
+
+    The time is that of the slowest of each step, without what is fixed; 0 for one rank, whose packs stay as they are.
+    """
+    offsets = _complete(offsets, ranks)
+    if ranks == 1:
+        return order, offsets, 0.0
     from padless.planning import fit, lay_kernels
 
     tokens = np.zeros(len(offsets) - 1, dtype=np.int64)  # (G,)
     lay_kernels.sums(order, offsets, fit.read_only(sizes), tokens)
-    cost = (model.per_column + model.per_token) * tokens
+    cost = (model.per_column + model.per_token) * round_up(tokens, whole)
     if model.per_token_squared:
         square = np.zeros(len(tokens))
         lay_kernels.sums(order, offsets, squares, square)
@@ -264,7 +274,7 @@ def _beside_equals(
     down = np.argsort(-cost, kind="stable")  # (G,)
     moved, bounds = np.empty_like(order), np.empty_like(offsets)
     lay_kernels.rearrange(order, offsets, down, moved, bounds)
-    return moved, bounds
+    return moved, bounds, float(cost[down[::ranks]].sum())
 
 
 def _expand(order: Index, offsets: Index, items: Items) -> tuple[Index, Index]:
