@@ -299,6 +299,18 @@ def test_a_large_capacity_costs_no_more_memory_and_time_than_its_sequences(metho
     assert spent < 1
 
 
+@pytest.mark.parametrize("unit", [1, 200, 20_000])
+def test_memory_stays_below_three_times_the_lengths_and_the_plan_where_lengths_repeat(unit: int) -> None:
+    lengths = (np.random.default_rng(0).integers(400, 4_097, 1_000_000) * unit).astype(np.int32)
+    longest = 4_096 * unit
+    pack(lengths, 4 * longest)  # compiles
+    tracemalloc.start()
+    plan = pack(lengths, 4 * longest)
+    peak = tracemalloc.get_traced_memory()[1] + lengths.nbytes
+    tracemalloc.stop()
+    assert peak < 3 * (lengths.nbytes + plan.order.nbytes + plan.offsets.nbytes)
+
+
 def test_lengths_that_64_bits_cannot_count_are_refused_and_the_largest_that_they_can_are_packed() -> None:
     most = 2**62
     with pytest.raises(PadlessError, match=r"sums to 4611686018427387907, over .*lengths\[1\], 4611686018427387904"):

@@ -19,8 +19,8 @@ _BLOCK = 1 << 14  # sequences in a block of packs, about
 
 
 def _worth_a_table(largest: int, count: int) -> bool:
-    """Whether a table of all values up to ``largest`` costs little beside ``count`` items."""
-    return largest <= min(1 << 26, max(1 << 13, 8 * count))
+    """Whether tables of all values up to ``largest`` cost little time and memory beside ``count`` items."""
+    return largest <= max(1 << 13, min(8 * count, max(1 << 18, count // 2)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
