@@ -69,6 +69,8 @@ def plan_for(lengths: IntArray, options: PlanOptions, *, ranks: int = 1, atoms: 
         lengths,
         options.token_budget,
         method="best-fit-decreasing" if options.method == "balanced" else options.method,  # type: ignore[arg-type]
+        balance="work" if options.method == "balanced" else "ranks",
+        cost=options.cost,
         ranks=ranks,
         multiple_of=options.multiple_of,
         sequence_multiple_of=options.sequence_multiple_of,
