@@ -1,4 +1,4 @@
-"""A planner with a time limit may plan a resumed run in another way: shards of the old plan are not kept."""
+"""Another version of a planner may plan a resumed run in another way: shards of the old plan are not kept."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_no_document_is_lost_or_doubled_when_the_plan_changes(
     real = _pack_plan.pack
     then = {"next-fit": "best-fit-decreasing", "best-fit-decreasing": "next-fit"}[first]
     options: dict[str, Any] = {"capacity": 64, "method": "optimal", "shard_tokens": 512}
-    monkeypatch.setattr(_pack_plan, "pack", lambda lengths, capacity, method: real(lengths, capacity, method=first))
+    monkeypatch.setattr(_pack_plan, "pack", lambda lengths, capacity, **_: real(lengths, capacity, method=first))
     with pytest.raises(Interrupted):
         pack_files(source, tmp_path / "out", progress=stop_after(6), **options)
     assert len(list((tmp_path / "out").glob("packs-*"))) >= 6
-    monkeypatch.setattr(_pack_plan, "pack", lambda lengths, capacity, method: real(lengths, capacity, method=then))
+    monkeypatch.setattr(_pack_plan, "pack", lambda lengths, capacity, **_: real(lengths, capacity, method=then))
     result = pack_files(source, tmp_path / "out", **options)
     assert result.resumed
     assert documents(tmp_path / "out") == Counter(range(300))

@@ -34,7 +34,9 @@ def pack(
     ] = None,
     join: Annotated[str, typer.Option(help="What stands between joined columns.")] = "",
     loss: Annotated[str, typer.Option(help="Which tokens are targets: auto, all, completion or assistant.")] = "auto",
-    method: Annotated[str, typer.Option(help="How documents are fitted.")] = "best-fit-decreasing",
+    method: Annotated[
+        str, typer.Option(help="How documents are fitted: auto, optimal, best-fit-decreasing, next-fit, ...")
+    ] = "auto",
     overlong: Annotated[
         str, typer.Option(help="A document over the capacity: error, truncate, split or drop.")
     ] = "error",

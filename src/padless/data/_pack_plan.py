@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ def plan_windows(
     lengths: Iterable[npt.NDArray[np.int32]],
     capacity: int,
     *,
-    method: Method = "best-fit-decreasing",
+    method: Method = "auto",
     overlong: Overlong = "error",
     window: int = WINDOW,
     seed: int | None = 0,
@@ -180,7 +181,8 @@ def _pack(
     """Packed pieces, their offsets, and at most ``most`` pieces that wait (``None`` in the last window: none)."""
     if not len(pieces):
         return pieces, np.zeros(1, dtype=np.int64), pieces
-    plan = pack(pieces.length, capacity, method=method)
+    # Without a time limit the packs depend on the lengths alone, so that a resumed run finds the same ones.
+    plan = pack(pieces.length, capacity, method=method, time_limit=math.inf)
     order, rows = plan.order, plan.rows
     offsets = plan.offsets if rows.all() else np.concatenate([[0], np.cumsum(rows[rows > 0])]).astype(np.int64)
     packs = np.arange(len(offsets) - 1)

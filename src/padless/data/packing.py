@@ -77,7 +77,7 @@ def pack_files(
     end_token: bool | None = None,
     join: str = "",
     loss: Loss = "auto",
-    method: Method = "best-fit-decreasing",
+    method: Method = "auto",
     overlong: Overlong = "error",
     bad_rows: Literal["error", "skip"] = "error",
     leave_out: Sequence[str] = (),
@@ -112,7 +112,8 @@ def pack_files(
         loss: which tokens are targets: ``"all"``, ``"completion"``, ``"assistant"`` (the chat template must mark
             them), or ``"auto"``: the completion where rows have a prompt apart, else all. Rows with ``labels``, a
             ``completion_mask``, ``assistant_masks`` or ``loss_mask`` bring their own.
-        method: how documents are fitted, see `padless.pack`.
+        method: how documents are fitted, see `padless.pack`; ``"auto"`` is best-fit-decreasing, and where that leaves
+            over 0.2 % more packs than the bound, a few seconds of linear programming.
         overlong: what happens to a document over the capacity: ``"error"``, ``"truncate"``, ``"split"``, ``"drop"``.
         bad_rows: ``"error"`` names the first row that cannot be read; ``"skip"`` counts them.
         leave_out: columns of lists that are not per token and may be left out.

@@ -109,7 +109,7 @@ def pack(
     add_special_tokens: bool = True,
     join: str = "",
     loss: Loss = "auto",
-    method: Method = "best-fit-decreasing",
+    method: Method = "auto",
     overlong: Overlong = "error",
     window: int = _WINDOW,
     seed: int | None = 0,

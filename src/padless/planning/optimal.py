@@ -30,7 +30,7 @@ _CLASSES = ((160, 2048, 0.0), (160, 2048, 0.1), (96, 8192, 0.0), (160, 8192, 0.0
 _PROVE = 1024  # "optimal" also takes up to so many apart, at capacities up to this
 _LEVELS = 3  # what a mix of patterns leaves over is mixed again
 _CHUNK = 20_000_000  # steps of work between looks at the clock, about 40 ms
-_WORK = (200_000_000, 2_000_000_000, 30_000)  # steps for a loose mix at least, at most, and for each sequence ...
+_WORK = (50_000_000, 2_000_000_000, 30_000)  # steps for a loose mix at least, at most, and for each sequence ...
 _PROOF = 5_000_000_000  # ... and for an exact one
 
 
@@ -175,13 +175,13 @@ def _attempt(best: _Best, counts: Index, classes: _Classes, room: int, deadline:
         mixed = number > 0
         if not mixed.any():
             break
-        patterns, times, bound = _least_mix(
-            classes.sizes[mixed], number[mixed], classes.room, work, deadline, close=close
+        patterns, used, bound = _least_mix(
+            classes.sizes[mixed], number[mixed], classes.room, work >> 2 * level, deadline, close=close
         )
         if level == 0 and classes.proves:
             best.bound = max(best.bound, math.ceil(bound - 1e-6))
         before = filled.packs
-        members, starts, times = _whole(patterns, times, number[mixed])
+        members, starts, times = _whole(patterns, used, number[mixed])
         filled.packs = pattern_kernels.fill(
             filled.left, classes.low[mixed], classes.high[mixed], classes.middle[mixed], members, starts, times, room,
             filled.lengths, filled.offsets, before,
