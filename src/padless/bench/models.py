@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from padless.bench.scan import SCAN_MODELS, has_kernels
+from padless.data._hub import load_by_name
 from padless.errors import PadlessError
 
 __all__ = ["BUILT_IN", "Built", "build", "pick_device", "pick_dtype"]
@@ -125,7 +126,7 @@ def build(name: str, *, device: str = "cpu", dtype: str = "float32", seed: int =
             config = _folder_config(path)
             model = _from_config(config, device, pick_dtype(dtype))
         elif path.is_dir() or _is_hub_name(name):
-            model, source = _pretrained(name, device, pick_dtype(dtype), local=path.is_dir()), "checkpoint"
+            model, source = _pretrained(name, device, pick_dtype(dtype)), "checkpoint"
         else:
             raise PadlessError(
                 f"model {name!r} is unknown; name one of {', '.join(BUILT_IN)}, a folder with config.json, a config"
@@ -167,10 +168,13 @@ def _from_config(given: dict[str, Any], device: str, dtype: torch.dtype) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def _pretrained(name: str, device: str, dtype: torch.dtype, *, local: bool) -> Any:
+def _pretrained(name: str, device: str, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=local).to(device)
+    def load(local: bool) -> Any:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, local_files_only=local)
+
+    return load_by_name("model", name, load).to(device)
 
 
 def _has_weights(path: Path) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from padless.data._hub import load_by_name
 from padless.errors import PadlessError
 
 __all__ = ["Encode", "Sample", "load_tokenizer", "read_samples"]
@@ -202,7 +203,7 @@ def load_tokenizer(name: str) -> Encode:
     """
     path = Path(name)
     if path.is_dir():
-        return _from_transformers(name, local=True)
+        return _from_transformers(name)
     if path.suffix == ".json":
         if not path.exists():
             raise PadlessError(f"tokenizer {name} does not exist")
@@ -211,7 +212,7 @@ def load_tokenizer(name: str) -> Encode:
     if name in packaged:
         return packaged[name]()
     if "/" in name:
-        return _from_transformers(name, local=False)
+        return _from_transformers(name)
     raise PadlessError(
         f"tokenizer {name!r} is unknown; name a folder, a tokenizer.json, 'qwen', 'deepseek', or OWNER/NAME on a hub"
     )
@@ -244,13 +245,17 @@ def _from_file(path: Path) -> Encode:
     return Encode(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _from_transformers(name: str, *, local: bool) -> Encode:
+def _from_transformers(name: str) -> Encode:
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise PadlessError('a tokenizer folder needs transformers: pip install "padless[data]"') from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, local_files_only=local)
+        tokenizer = load_by_name(
+            "tokenizer", name, lambda local: AutoTokenizer.from_pretrained(name, local_files_only=local)
+        )
+    except PadlessError:
+        raise
     except Exception as error:  # whatever a broken folder makes the loader raise
         raise PadlessError(f"tokenizer {name} cannot be loaded: {error}") from None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from padless.data._hub import load_by_name
 from padless.errors import PadlessError
 
 __all__ = ["count_tokens", "describe_tokenizer", "encode_texts", "load_tokenizer"]
@@ -24,8 +25,12 @@ def load_tokenizer(tokenizer: Any) -> Any:
     except ImportError:
         raise PadlessError('a tokenizer given by name needs transformers: pip install "padless[data]"') from None
     try:
-        return AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError) as error:
+        return load_by_name(
+            "tokenizer", str(tokenizer), lambda local: AutoTokenizer.from_pretrained(tokenizer, local_files_only=local)
+        )
+    except PadlessError:
+        raise
+    except Exception as error:  # whatever a broken folder makes the loader raise
         raise PadlessError(f"tokenizer {str(tokenizer)!r} cannot be loaded: {error}") from None
 
 
