@@ -15,7 +15,7 @@ import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["Rates", "fill", "improve", "spread"]
+__all__ = ["Found", "Rates", "Tries", "fill", "improve", "lowest", "search", "spread"]
 
 Array = Any
 
@@ -40,6 +40,52 @@ class Rates(NamedTuple):
     work: Array
     cum: Array
     multiple: int
+
+
+class Tries(NamedTuple):
+    """Where the search starts: C numbers of steps, each under U upper limits.
+
+    Attributes:
+        ranks: runs of one step.
+        fixed: cost of an empty micro-batch.
+        caps: (C,) float64 the smallest common cap, ``fixed`` left out.
+        kinds: (C,) int64 kinds of steps.
+        slots: (C, T) int64 runs of each kind.
+        tops: (U,) float64 what no cap may exceed.
+        deltas: (D,) float64 how far apart caps are at the start.
+        effort: elementary steps of `fill` for each number of steps and limit.
+        trials: at most so many trials for each kind.
+        within: a number of steps is given up where it is worse than the best by this factor.
+        seed: of the random moves.
+    """
+
+    ranks: int
+    fixed: float
+    caps: Array
+    kinds: Array
+    slots: Array
+    tops: Array
+    deltas: Array
+    effort: float
+    trials: int
+    within: float
+    seed: int
+
+
+class Found(NamedTuple):
+    """The best of each number of steps and limit, E = C * U.
+
+    Attributes:
+        times: (E,) float64 time of the step, ``inf`` where nothing near the common cap is enough.
+        rooms: (E, T) float64 what the caps leave for the rest.
+        runs: (E,) int64 how many runs keep them.
+        bounds: (E, G + 2) int64 bounds of those.
+    """
+
+    times: Array
+    rooms: Array
+    runs: Array
+    bounds: Array
 
 
 @jit
@@ -217,3 +263,53 @@ def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates:
             high = current[t]
             stride *= 3.0
     return runs
+
+
+@jit
+def _fills(tries: Any, kinds: int, runs: int) -> int:
+    return int(min(tries.trials * kinds, tries.effort / ((kinds + 6) * runs)))
+
+
+@jit
+def search(tries: Any, rates: Any, found: Any) -> None:
+    """Look for the least sum of caps for each number of steps under each limit; ``found`` gets the results.
+
+    How good a start says little about where it leads: all starts of an entry are followed a little, then the best one
+    of each entry further. What an entry gets does not depend on the others, and one limit is what the longest item
+    needs: a larger budget then takes nothing away from what a smaller one found.
+    """
+    limits = len(tries.tops)
+    for e in range(len(found.times)):
+        c, top = e // limits, tries.tops[e % limits]
+        kinds = tries.kinds[c]
+        slots = tries.slots[c, :kinds]
+        runs = slots.sum()
+        room, held, used = np.empty(kinds), np.empty(runs + 2, dtype=np.int64), np.empty(kinds)
+        found.times[e], found.runs[e] = np.inf, 0
+        fills = _fills(tries, kinds, runs) // (2 * len(tries.deltas))
+        for d in range(len(tries.deltas)):
+            if top < tries.caps[c] or kinds == 1:  # a single cap is known already
+                break
+            if spread(room, slots, tries.caps[c], tries.deltas[d], top, rates) == np.inf:
+                continue
+            before = fill(room, slots, rates, held, used)
+            after = improve(room, slots, max(20, fills), tries.seed + d, min(2.0 * room.max(), top), rates, held)
+            time = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed
+            if time < found.times[e]:
+                found.times[e], found.runs[e] = time, after if after > 0 else before
+                found.rooms[e, :kinds] = room
+                found.bounds[e, : found.runs[e] + 1] = held[: found.runs[e] + 1]
+    least = found.times.min()
+    for e in range(len(found.times)):
+        c, top = e // limits, tries.tops[e % limits]
+        kinds = tries.kinds[c]
+        if found.times[e] > tries.within * least or found.runs[e] == 0:
+            continue
+        slots, room = tries.slots[c, :kinds], found.rooms[e, :kinds]
+        runs = slots.sum()
+        fills = _fills(tries, kinds, runs)
+        seed, highest = tries.seed + len(tries.deltas), min(2.0 * room.max(), top)
+        after = improve(room, slots, max(20, fills), seed, highest, rates, found.bounds[e])
+        if after > 0:
+            found.runs[e] = after
+            found.times[e] = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed

@@ -1,30 +1,36 @@
 """Ranks that meet in every micro-batch: common caps for each number of micro-steps, then a cap per kind of step.
 
 A step lasts as long as its slowest rank, so K steps with caps of their own are filled with runs, and the sum of the
-caps is what counts. The smallest common cap is found by bisection; `cap_kernels` spread it and exchange from there.
+caps is what counts. The smallest common cap is found by bisection; `cap_kernels` spread it and exchange from there. For
+few steps of few ranks `reach_kernels` decide exactly what caps can hold, and lower them further.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from padless.errors import PadlessError
-from padless.planning import cap_kernels, run_kernels
-from padless.planning.cap_kernels import Rates
+from padless.planning import cap_kernels, reach_kernels, run_kernels
+from padless.planning.cap_kernels import Found, Rates, Tries
 from padless.planning.problem import Floats, Index, Problem, least_total
 
 __all__ = ["Common", "common_caps", "lockstep", "rates_of"]
 
 _KINDS = 12  # caps that are searched at once
-_EFFORT = 2900  # elementary steps of the search for each item, 2 to 4 ns each
 _SEARCHED = 50_000  # items up to which caps are searched; beyond, common caps are within a fraction of a percent
-_FLOOR = 650_000  # at least so many in all
+_FEW = 1500  # items up to which four numbers of steps are searched under two limits; beyond, two under one
+_EFFORT = 2900  # elementary steps of the search for each item, 2 to 4 ns each
+_FLOOR = 650_000  # for so many at least
+_SHARES = 7.0, 2.6  # what a number of steps gets is the effort divided by this: where items are few, and beyond
 _TRIALS = 350  # at most so many trials for each kind
-_FEW = 1500  # items up to which four numbers of steps are searched, two beyond
 _DELTAS = (0.2, 0.4, 0.8)
-_LEAST = 20  # trials of each start at least
+_WITHIN = 1.02  # numbers of steps that are worse by more are given up
+_STATES = 6000  # combinations of counts up to which caps are lowered exactly
+_EXACT = 60_000  # elementary steps of that for each number of steps and limit; up to three times as much for few items
+_NEAR = 1e-3  # of the caps' sum: what is worth lowering
 Common = tuple[float, int, float, Index]  # time, steps, cap, bounds of the runs
-_Caps = tuple[float, int, Floats, Index, Index]  # time, steps, room (T,), slots (T,), bounds of the runs
 
 
 def lockstep(problem: Problem, seed: int) -> Index:
@@ -34,17 +40,9 @@ def lockstep(problem: Problem, seed: int) -> Index:
     least, _, _, best = candidates[0]
     if rates is None or len(problem.items) > _SEARCHED:
         return best
-    found = _spread_caps(problem, rates, candidates[: 4 if len(problem.items) <= _FEW else 2])
-    if not found:  # nothing near the common caps is enough
-        return best
-    kinds, runs = max(len(c[2]) for c in found), max(c[3].sum() for c in found)
-    fills = min(_TRIALS * kinds, max(_FLOOR, _EFFORT * len(problem.items)) / ((kinds + 6) * runs))
-    # How good a start is says little about where it leads: all are followed a little, three further, one to the end.
-    for survivors, share in ((len(found), 0.25), (3, 0.25), (1, 0.5)):
-        effort = max(_LEAST, int(share * fills / survivors))
-        found = [_improved(problem, rates, start, effort, seed + survivors) for start in found[:survivors]]
-        found.sort(key=lambda c: c[0])
-    for _, steps, _, _, bounds in found:
+    few = len(problem.items) <= _FEW
+    tries = _tries(problem, rates, candidates[: 4 if few else 2], few=few, seed=seed)
+    for steps, bounds in _searched(problem, rates, tries):
         reached = problem.lockstep_time(problem.run_costs(bounds), steps)
         if reached < least:
             least, best = reached, bounds
@@ -120,13 +118,6 @@ def _smallest_cap(problem: Problem, most: int, low: float, high: float) -> float
     return high
 
 
-def _kinds(steps: int, ranks: int) -> Index:
-    """Slots (T,) of each kind of step: every step a kind of its own while there are few."""
-    kinds = min(steps, _KINDS)
-    per_kind = (np.arange(1, kinds + 1) * steps) // kinds - (np.arange(kinds) * steps) // kinds
-    return np.asarray(per_kind * ranks, dtype=np.int64)
-
-
 def rates_of(problem: Problem) -> Rates:
     """Tables for the kernels; for one field."""
     _, column, token, squared = map(float, problem.cost)
@@ -144,23 +135,11 @@ def rates_of(problem: Problem) -> Rates:
     )
 
 
-def _spread_caps(problem: Problem, rates: Rates, candidates: list[Common]) -> list[_Caps]:
-    """Best first: common caps, and caps spread evenly around a centre."""
-    fixed = float(problem.cost[0])
-    found: list[_Caps] = []
-    for value, steps, cap, bounds in candidates:
-        slots = _kinds(steps, problem.ranks)
-        if steps == 1:
-            found.append((value, steps, np.full(len(slots), cap - fixed), slots, bounds))
-            continue
-        for delta in _DELTAS:
-            room = np.empty(len(slots))
-            total = cap_kernels.spread(room, slots, cap - fixed, delta, _highest(rates), rates)
-            if np.isfinite(total):
-                filled = _filled(room, slots, rates)
-                found.append((total / problem.ranks + steps * fixed, steps, room, slots, filled))
-    found.sort(key=lambda c: c[0])
-    return found
+def _kinds(steps: int, ranks: int) -> Index:
+    """Slots (T,) of each kind of step: every step a kind of its own while there are few."""
+    kinds = min(steps, _KINDS)
+    per_kind = (np.arange(1, kinds + 1) * steps) // kinds - (np.arange(kinds) * steps) // kinds
+    return np.asarray(per_kind * ranks, dtype=np.int64)
 
 
 def _highest(rates: Rates) -> float:
@@ -168,15 +147,61 @@ def _highest(rates: Rates) -> float:
     return float((rates.base + rates.unit * np.minimum(rates.most, rates.cum[-1])).max())
 
 
-def _improved(problem: Problem, rates: Rates, start: _Caps, fills: int, seed: int) -> _Caps:
-    _, steps, room, slots, before = start
-    room, bounds = room.copy(), np.empty(int(slots.sum()) + 2, dtype=np.int64)
-    runs = cap_kernels.improve(room, slots, fills, seed + 1, min(2.0 * room.max(), _highest(rates)), rates, bounds)
-    value = float((room * slots).sum()) / problem.ranks + steps * float(problem.cost[0])
-    return value, steps, room, slots, bounds[: runs + 1] if runs else before
+def _tries(problem: Problem, rates: Rates, candidates: list[Common], *, few: bool, seed: int) -> Tries:
+    fixed, count = float(problem.cost[0]), len(problem.items)
+    each = [_kinds(steps, problem.ranks) for _, steps, _, _ in candidates]
+    slots = np.zeros((len(each), max(map(len, each))), dtype=np.int64)  # (C, T)
+    for held, per_kind in zip(slots, each, strict=True):
+        held[: len(per_kind)] = per_kind
+    tops = [_highest(rates)]
+    longest = float(rates.base[0] + rates.unit[0])
+    if few and longest < tops[0]:
+        tops.append(longest)
+    return Tries(
+        ranks=problem.ranks,
+        fixed=fixed,
+        caps=np.array([cap - fixed for _, _, cap, _ in candidates]),
+        kinds=np.array([len(per_kind) for per_kind in each]),
+        slots=slots,
+        tops=np.array(tops),
+        deltas=np.array(_DELTAS),
+        effort=max(_FLOOR, _EFFORT * count) / _SHARES[0 if few else 1],
+        trials=_TRIALS,
+        within=_WITHIN,
+        seed=seed,
+    )
 
 
-def _filled(room: Floats, slots: Index, rates: Rates) -> Index:
-    starts = np.empty(int(slots.sum()) + 2, dtype=np.int64)
-    runs = cap_kernels.fill(room, slots, rates, starts, np.empty(len(room)))
-    return starts[: runs + 1].copy()
+def _searched(problem: Problem, rates: Rates, tries: Tries) -> Iterator[tuple[int, Index]]:
+    """(steps, bounds of the runs) of what was found for each number of steps and limit."""
+    entries, most = len(tries.caps) * len(tries.tops), int(tries.slots.sum(axis=1).max())
+    found = Found(
+        times=np.full(entries, np.inf),
+        rooms=np.empty((entries, tries.slots.shape[1])),
+        runs=np.zeros(entries, dtype=np.int64),
+        bounds=np.empty((entries, most + 2), dtype=np.int64),
+    )
+    cap_kernels.search(tries, rates, found)
+    plain = rates.multiple == 1 and int(problem.cum[-1]) == len(problem.items) and not problem.items.over.any()
+    for e in np.flatnonzero(found.runs):
+        c, top = e // len(tries.tops), float(tries.tops[e % len(tries.tops)])
+        slots = tries.slots[c, : tries.kinds[c]]
+        yield int(slots.sum()) // problem.ranks, found.bounds[e, : found.runs[e] + 1].copy()
+        # Each step must be a kind of its own: kinds of several steps cost as many caps.
+        exact = plain and int(slots.max()) == problem.ranks and float(np.prod(slots + 1.0)) <= _STATES
+        if exact and found.times[e] <= _WITHIN * found.times.min():
+            lowered = _lowered(found.rooms[e, : len(slots)], slots, rates, top, seed=tries.seed)
+            if len(lowered):
+                yield len(slots), lowered
+
+
+def _lowered(room: Floats, slots: Index, rates: Rates, top: float, *, seed: int) -> Index:
+    """Bounds of runs whose caps were lowered exactly, as far as the effort goes; none where rounding forbids them."""
+    few = min(3.0, max(1.0, 256 / len(rates.base)))
+    checks = int(few * _EXACT / (float(np.prod(slots + 1.0)) * len(slots) + 200))
+    if len(slots) == 2:
+        reach_kernels.halve(room, slots, top, _NEAR, checks, rates)
+    reach_kernels.lower(room, slots, top, _NEAR / 2, checks, seed, rates)
+    bounds = np.empty(int(slots.sum()) + 2, dtype=np.int64)
+    runs = reach_kernels.trace(room, slots, rates, bounds)
+    return bounds[: max(0, runs + 1)].copy()
