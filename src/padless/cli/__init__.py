@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from typing import NoReturn
 
 from padless.errors import PadlessError
 
@@ -12,6 +13,8 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = ("bench", "verify", "tune", "analyze", "pack", "doctor")
 """Each is a function of the same name in a file of the same name, with Typer annotations."""
+
+_INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -27,8 +30,17 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"padless: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("padless: interrupted", file=sys.stderr)
-        sys.exit(130)
+        _interrupted(given)
+    except SystemExit as done:
+        if done.code == _INTERRUPTED:  # Typer takes the interrupt itself, and says nothing
+            _interrupted(given)
+        raise
+
+
+def _interrupted(given: list[str]) -> NoReturn:
+    again = ": run the same command again, it continues where it stopped" if given[:1] == ["pack"] else ""
+    print(f"padless: interrupted{again}", file=sys.stderr)
+    sys.exit(_INTERRUPTED)
 
 
 def _app(given: list[str]):  # type: ignore[no-untyped-def]

@@ -84,7 +84,9 @@ def analyze(
         raise PadlessError("the data sets have sequences of different numbers of fields: analyze them apart")
     lengths = np.concatenate([part.lengths for part in found])
     if not len(lengths):
-        raise PadlessError(f"no sequence in {', '.join(data)}: all rows are empty or dropped")
+        seen = sum(part.rows for part in found)
+        why = f"all {seen:,} rows are empty or dropped" if seen else "there are no rows"
+        raise PadlessError(f"no sequence in {', '.join(data)}: {why}")
     facts = DataFacts(
         files=tuple(str(file) for name in data for file in _named(name)),
         rows=sum(part.rows for part in found),
@@ -154,7 +156,12 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
     with readable(name), progress_bar(quiet=quiet) as show:
         source: Any = files[0] if len(files) == 1 else files
         stage = f"measuring {Path(name).name}"
-        return measure(source, progress=lambda done, total: show(stage, done, total, "rows"), **options)
+        try:
+            return measure(source, progress=lambda done, total: show(stage, done, total, "rows"), **options)
+        except PadlessError as error:
+            if not str(error).startswith("row "):
+                raise
+            raise PadlessError(f"{name}, {error}") from error
 
 
 def _weights(given: str, count: int) -> list[float]:

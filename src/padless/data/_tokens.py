@@ -174,7 +174,9 @@ def _row_by_row(
             if not skip_bad:
                 told = str(error)
                 named = what in told or "line " in told
-                raise PadlessError(told if named else f"{what}, row {row}: {told}") from None
+                raise PadlessError(
+                    told if named else f"{what}, row {row}: {told.removeprefix(f'row {row}: ')}"
+                ) from None
             failed += 1
             yield nothing(bad=1)
     if not failed:  # rows that are fine one by one, and not together: columns of mixed kinds

@@ -192,18 +192,22 @@ def _end_token(tokenizer: Any, wanted: bool | None) -> int | None:
 
 def _first_columns(paths: Sequence[Path]) -> list[str]:
     """Columns of the first rows that can be read: they decide what a document is, for the whole run."""
+    broken: PadlessError | None = None
     for path in paths:
         source = open_file(path)
         with readable(path):
             for first_row, payload in source.payloads(16):
                 try:
                     return list(source.unpack(payload, first_row))
-                except PadlessError:  # a broken row; the policy for bad rows has its turn later
+                except PadlessError as error:  # a broken row; the policy for bad rows has its turn later
                     if not isinstance(payload, tuple):
                         raise
+                    broken = broken or error
                     for line in payload[1]:
                         with suppress(PadlessError):
                             return list(source.unpack((payload[0], [line]), first_row))
+    if broken is not None:
+        raise PadlessError(f"no row can be read: {broken}")
     raise PadlessError(f"no rows in {', '.join(str(path) for path in paths[:5])}{' ...' if len(paths) > 5 else ''}")
 
 
