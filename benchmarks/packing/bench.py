@@ -1,6 +1,6 @@
 """Packing and analysis at scale: throughput against the tokenizer and TRL, memory, efficiency, kills.
 
-    python benchmarks/packing/bench.py                     # everything, about fifteen minutes on two quiet cores
+    python benchmarks/packing/bench.py                     # everything, about ten minutes on two quiet cores
     python benchmarks/packing/bench.py --only trl kills    # some parts; the others keep their last result
     python benchmarks/packing/bench.py --quick             # small sizes, under two minutes, into results-quick.json
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 from sides import fast_tokenizer, load_qwen
-from tools import HERE, commit, digests, load, machine, middle, read_data, run, write_ids, write_texts
+from tools import HERE, Failed, commit, digests, load, machine, middle, read_data, run, write_ids, write_texts
 
 PADLESS = [sys.executable, "-m", "padless"]
 SIDES = [sys.executable, str(HERE / "sides.py")]
@@ -64,9 +64,15 @@ def main() -> int:
     failed = 0
     for name in given.only or PARTS:
         with tempfile.TemporaryDirectory(prefix="padless-bench-") as folder:
-            began = time.perf_counter()
-            results[name] = PARTS[name](Path(folder), sizes)
-            results[name] |= {"took_seconds": round(time.perf_counter() - began, 1), "commit": commit(), "load": load()}
+            began, busy = time.perf_counter(), load()
+            try:
+                results[name] = PARTS[name](Path(folder), sizes)
+            except Failed as error:  # the other parts still have their turn, and this one keeps its last result
+                failed += 1
+                print(f"{name}: {error}\n  FAILS", flush=True)
+                continue
+            took = round(time.perf_counter() - began, 1)
+            results[name] |= {"took_seconds": took, "commit": commit(), "load": load(), "load_before": busy}
         results["machine"] = machine()
         out.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{name}: {results[name]['took_seconds']:.0f} s", flush=True)
@@ -158,7 +164,7 @@ def efficiency(folder: Path, sizes: Sizes) -> dict[str, Any]:
         for name, tokenizer in (("qwen", load_qwen()), ("fast", fast_tokenizer())):
             articles = measure(folder / "wiki.jsonl", tokenizer=tokenizer, cache=False).lengths
             found[f"wikitext articles, {name} tokens"] = {"split": _packed(articles, "split")}
-        # 122 articles have few lengths, each drawn hundreds of times: hard for best-fit, as real corpora are not.
+        # Long documents of 122 lengths, each drawn hundreds of times: what best-fit alone packs worst.
         drawn = rng.choice(articles, size=min(count, 100_000)).astype(np.int32)
         corpora["wikitext-like"] = drawn
         corpora["wikitext-like, smoothed by 10 %"] = (drawn * np.exp(rng.normal(0, 0.1, len(drawn)))).astype(np.int32)
@@ -168,16 +174,19 @@ def efficiency(folder: Path, sizes: Sizes) -> dict[str, Any]:
         if name == "code-like":
             found[name]["split, in windows of 50,000"] = _packed(lengths, "split", window=50_000)
         if name.startswith("wikitext"):
-            found[name]["split, --method optimal"] = _packed(lengths, "split", method="optimal")
-            found[name]["error, --method optimal"] = _packed(fitting, "error", method="optimal")
+            for method in ("best-fit-decreasing", "optimal"):
+                found[name][f"split, --method {method}"] = _packed(lengths, "split", method=method)
+                found[name][f"error, --method {method}"] = _packed(fitting, "error", method=method)
     return {"capacity": CAPACITY, "corpora": found}
 
 
-def _packed(lengths: Any, overlong: Any, *, window: int = 16_000_000, method: Any = "best-fit-decreasing") -> Any:
+def _packed(lengths: Any, overlong: Any, *, window: int = 16_000_000, method: Any = "auto") -> Any:
     from padless.data._pack_plan import plan_windows
 
+    used = time.process_time()
     made = plan_windows([lengths], CAPACITY, overlong=overlong, window=window, method=method)
     packs = sum(len(part) for part in made)
+    used = time.process_time() - used
     tokens = int(lengths.sum(dtype=np.int64))
     return {
         "documents": len(lengths),
@@ -185,12 +194,13 @@ def _packed(lengths: Any, overlong: Any, *, window: int = 16_000_000, method: An
         "packs": packs,
         "fewest": -(-tokens // CAPACITY),  # no packing can do with less than full packs
         "efficiency": round(tokens / (packs * CAPACITY), 5),
+        "cpu_seconds": round(used, 2),
     }
 
 
 def trl(folder: Path, sizes: Sizes) -> dict[str, Any]:
     """Tokenise, pack and write Parquet: padless against datasets + TRL's pack_dataset, same file and cores."""
-    rows = sizes.of(3_000, 100_000)
+    rows = sizes.of(3_000, 30_000)
     source = write_texts(folder / "rows.jsonl", rows, words=150)
     sides: dict[str, list[dict[str, Any]]] = {"padless": [], "trl": []}
     env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
@@ -228,7 +238,7 @@ def kills(folder: Path, sizes: Sizes) -> dict[str, Any]:
         return [*base, "--tokenizer", "sides:words", "--shard-tokens", "60000", "--window", "6000", "--json"]
 
     def finish(out: Path, workers: int) -> None:
-        subprocess.run(command(out, workers), check=True, stdout=subprocess.DEVNULL, env=env)
+        subprocess.run(command(out, workers), check=True, stdout=subprocess.DEVNULL, env=env, timeout=300)
 
     finish(folder / "whole", 0)
     wanted = digests(folder / "whole")
@@ -248,12 +258,12 @@ def kills(folder: Path, sizes: Sizes) -> dict[str, Any]:
             chunks, shards = len(list(done.glob(".padless/*.npz"))), len(list(done.glob("packs-*")))
             moments.append({"chunks": chunks, "shards": shards})
         elif process.returncode:
-            raise SystemExit(f"the run failed with {process.returncode}")
+            raise Failed(f"the run failed with {process.returncode}")
         if (done / "manifest.json").exists() or rng.random() < 0.25:  # finish it, compare, and begin again
             finish(done, 2)
             resumed += 1
             if digests(done) != wanted:
-                raise SystemExit("a resumed run differs")
+                raise Failed("a resumed run differs")
             shutil.rmtree(done)
     finish(done, 2)
     return {
@@ -301,8 +311,8 @@ def expected_efficiency(found: dict[str, Any]) -> Checks:
             told += f"; {part['packs']:,} packs, {over} over full ones"
             if part["fewest"] < 200:  # one pack is more than 0.5 %: what can be asked for is the bound, or one more
                 checks.append((f"{told}, at most 1", over <= 1))
-            elif "smoothed" not in corpus and corpus.startswith("wikitext") and "optimal" not in way:
-                checks.append((f"{told}; see --method optimal", None))
+            elif "best-fit" in way:
+                checks.append((told, None))
             else:
                 checks.append((f"{told}; at least 0.995", part["efficiency"] >= 0.995))
     return checks

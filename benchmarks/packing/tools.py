@@ -23,6 +23,10 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 
 
+class Failed(Exception):
+    """A part of the benchmark did not work."""
+
+
 def run(command: list[str], env: dict[str, str] | None = None) -> dict[str, Any]:
     """Run a command: wall and processor seconds, standard output, progress lines, peak memory every 0.2 s.
 
@@ -64,7 +68,7 @@ def run(command: list[str], env: dict[str, str] | None = None) -> dict[str, Any]
         noise.seek(0)
         out, err = told.read().decode(), noise.read().decode()
     if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed with {process.returncode}:\n{err[-2000:]}")
+        raise Failed(f"{' '.join(command)} failed with {process.returncode}:\n{err[-2000:]}")
     return {
         "seconds": round(seconds, 2),
         "cpu": round(processor_seconds() - used, 2),
