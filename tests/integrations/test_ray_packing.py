@@ -130,7 +130,7 @@ def test_a_dataset_in_a_pipeline_keeps_every_document_and_each_windows_packs(clu
     by_window = Counter(
         tuple(sorted(lengths[start + i] for i in group.tolist()))
         for start in range(0, 500, 100)
-        for group in plan(lengths[start : start + 100], 64)
+        for group in plan(lengths[start : start + 100], 64, method="auto")
     )
     assert Counter(tuple(sorted(int(n) for n in row["seq_lengths"])) for row in made) == by_window
 
