@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -57,3 +58,21 @@ def test_no_document_is_lost_or_doubled_when_the_plan_changes(
     assert result.resumed
     assert documents(tmp_path / "out") == Counter(range(300))
     assert sorted(path.name for path in result.shards) == sorted(p.name for p in (tmp_path / "out").glob("packs-*"))
+
+
+def test_packs_by_patterns_are_found_again_when_a_run_is_resumed(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    sizes = np.random.default_rng(0).normal(113, 17, 1500).clip(20, 512).astype(int).tolist()
+    source.write_text("".join(json.dumps({"input_ids": [i] * size}) + "\n" for i, size in enumerate(sizes)))
+    options: dict[str, Any] = {"capacity": 512, "shard_tokens": 8192}
+    whole = pack_files(source, tmp_path / "whole", **options)
+    best_fit = pack_files(source, tmp_path / "best", method="best-fit-decreasing", **options)
+    assert whole.totals["packs"] < 0.98 * best_fit.totals["packs"]
+    with pytest.raises(Interrupted):
+        pack_files(source, tmp_path / "out", progress=stop_after(6), **options)
+    kept = {shard.name: shard.stat().st_mtime_ns for shard in (tmp_path / "out").glob("packs-*")}
+    result = pack_files(source, tmp_path / "out", workers=2, **options)
+    assert result.resumed
+    assert result.manifest["shards"] == whole.manifest["shards"]
+    assert len(kept) >= 6
+    assert all((tmp_path / "out" / name).stat().st_mtime_ns == written for name, written in kept.items())
