@@ -32,10 +32,9 @@ def commit() -> str:
 
 
 def overlap_free(slow: dict[str, Any], fast: dict[str, Any]) -> bool:
-    """Whether ``slow`` is slower than ``fast``, or the two cannot be told apart by their spread."""
-    if slow["seconds"] >= fast["seconds"]:
-        return True
-    return quantile(slow["seconds_all"], 0.75) >= quantile(fast["seconds_all"], 0.25)
+    """Whether ``slow`` is slower than ``fast``, round by round, or the two cannot be told apart by their spread."""
+    ratios = [a / b for a, b in zip(slow["seconds_all"], fast["seconds_all"], strict=False)]  # common rounds
+    return quantile(ratios, 0.75) >= 1
 
 
 def quantile(values: list[float], share: float) -> float:

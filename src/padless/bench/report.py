@@ -64,7 +64,7 @@ def _head(report: BenchReport) -> str:
     for name, model in report.models.items():
         arms = model.arms
         if "fixed" in arms and "balanced" in arms:
-            times = arms["fixed"].seconds / arms["balanced"].seconds
+            times = 1 / model.ratio_to("fixed")["balanced"]
             cards.append(_card(f"{times:.1f} x", f"{name}: <b>balanced</b> is faster than <b>fixed</b>"))
         if "balanced" in model.gain_recovered:
             share = model.gain_recovered["balanced"]

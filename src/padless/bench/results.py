@@ -99,20 +99,26 @@ class ModelResult:
     updates: int
 
     def ratio_to(self, other: str) -> dict[str, float]:
-        """Seconds of each arm over those of ``other``; empty if that did not run."""
+        """Seconds of each arm over those of ``other``, round by round; empty if that did not run.
+
+        Arms take turns, so the median of the rounds' ratios does not move when the machine is slower for a few rounds,
+        which moves the ratio of two medians.
+        """
         if other not in self.arms:
             return {}
-        return {name: arm.seconds / self.arms[other].seconds for name, arm in self.arms.items()}
+        beside = self.arms[other].seconds_all
+        return {
+            name: median(a / b for a, b in zip(arm.seconds_all, beside, strict=False))  # common rounds
+            for name, arm in self.arms.items()
+        }
 
     @property
     def gain_recovered(self) -> dict[str, float]:
         """How much of the step time that padding-free training saves each arm saves, too: 1 is all of it."""
-        if "fixed" not in self.arms or "packed" not in self.arms:
+        ratio = self.ratio_to("packed")
+        if ratio.get("fixed", 0.0) <= 1.0:
             return {}
-        fixed, packed = self.arms["fixed"].seconds, self.arms["packed"].seconds
-        if fixed <= packed:
-            return {}
-        return {name: (fixed - arm.seconds) / (fixed - packed) for name, arm in self.arms.items()}
+        return {name: (ratio["fixed"] - each) / (ratio["fixed"] - 1.0) for name, each in ratio.items()}
 
     @property
     def failed(self) -> list[str]:
