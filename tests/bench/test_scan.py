@@ -7,13 +7,13 @@ import torch
 from transformers import JambaConfig, JambaForCausalLM
 from transformers.models.jamba import modeling_jamba
 
-from padless.bench import scan
+from padless.bench import scan, scan_fused
 from padless.bench.scan import linear_scan, selective_scan
 
 STOCK = modeling_jamba.mamba_selective_scan
 
 
-def arguments(dtype: torch.dtype, rows: int = 2, channels: int = 6, width: int = 70, state: int = 16, seed: int = 0):
+def arguments(dtype: torch.dtype, rows: int = 2, channels: int = 20, width: int = 70, state: int = 16, seed: int = 0):
     torch.manual_seed(seed)
     given = {
         "hidden_states": torch.randn(rows, channels, width, dtype=dtype),
@@ -53,8 +53,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 def path(request, monkeypatch):
     """Both implementations; the second normally runs on other devices only."""
     if request.param == "any device":
-        monkeypatch.setattr(scan, "_cpu_forward", scan._any_forward)
-        monkeypatch.setattr(scan, "_cpu_backward", scan._any_backward)
+        monkeypatch.setattr(scan, "_is_compiled", lambda tensor: False)
         monkeypatch.setattr(scan, "_SEGMENT", 32)
     return request.param
 
@@ -82,29 +81,108 @@ def test_scan_passes_gradcheck(path):
     assert torch.autograd.gradcheck(lambda *t: selective_scan(*t, delta_softplus=True), tensors)
 
 
-def test_several_threads_give_the_same_as_one():
-    given = arguments(torch.float32, channels=7, width=130)
+@pytest.mark.parametrize("channels", [1, 16, 37])
+@pytest.mark.parametrize("state", [1, 5, 16])
+def test_channels_and_states_of_any_number_are_scanned(channels, state):
+    given = arguments(torch.float64, channels=channels, state=state, width=80)
+    ours, our_grads = outputs(selective_scan, given)
+    expected, expected_grads = outputs(plain, given)
+    assert difference(ours, expected) < 1e-12
+    for name, a, b in zip(given, our_grads, expected_grads, strict=True):
+        assert difference(a, b) < 1e-12, name
+
+
+def test_inputs_of_any_layout_in_memory_give_the_same():
+    given = arguments(torch.float32)
+    turned = {name: tensor.detach().clone().requires_grad_() for name, tensor in given.items()}
+    for name in ("hidden_states", "dt", "B", "C", "z"):
+        turned[name] = turned[name].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    one, one_grads = outputs(selective_scan, given)
+    other, other_grads = outputs(selective_scan, turned)
+    assert torch.equal(one, other)
+    assert all(torch.equal(a, b) for a, b in zip(one_grads, other_grads, strict=True))
+
+
+@pytest.mark.parametrize("without", [{"z"}, {"D"}, {"delta_bias"}, {"z", "D", "delta_bias"}])
+@pytest.mark.parametrize("softplus", [False, True])
+def test_parts_that_a_model_has_not_are_left_out(monkeypatch, without, softplus):
+    given = arguments(torch.float64)
+    if not softplus:
+        given["dt"] = (given["dt"].detach().abs() + 3).requires_grad_()  # a step is positive
+    given = {name: tensor for name, tensor in given.items() if name not in without}
+
+    def run():
+        out = selective_scan(**given, delta_softplus=softplus)
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+        return out.detach(), torch.autograd.grad((out * weight).sum(), list(given.values()))
+
+    ours, our_grads = run()
+    monkeypatch.setattr(scan, "_is_compiled", lambda tensor: False)
+    expected, expected_grads = run()
+    assert difference(ours, expected) < 1e-12
+    for name, a, b in zip(given, our_grads, expected_grads, strict=True):
+        assert difference(a, b) < 1e-12, name
+
+
+def test_several_threads_give_the_same_as_one_and_the_same_every_time(monkeypatch):
+    monkeypatch.setattr(scan_fused, "_WORTH_SHARING", 0)
+    given = arguments(torch.float32, channels=70, width=130)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         one, one_grads = outputs(selective_scan, given)
         torch.set_num_threads(3)
         three, three_grads = outputs(selective_scan, given)
+        again, again_grads = outputs(selective_scan, given)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(one, three)
-    for a, b in zip(one_grads, three_grads, strict=True):
+    assert torch.equal(three, again)
+    for a, b, c in zip(one_grads, three_grads, again_grads, strict=True):
         assert difference(a, b) < 1e-6
+        assert torch.equal(b, c)
 
 
-def test_not_a_number_stays_visible(path):
+@pytest.mark.parametrize("where", ["hidden_states", "dt", "B", "C", "z"])
+def test_not_a_number_stays_visible(path, where):
+    given = arguments(torch.float32, width=90)
+    with torch.no_grad():
+        given[where][0, 1, 5] = float("nan")
+    out = selective_scan(**given, delta_softplus=True)
+    alone = {"hidden_states": out[0, 1, 5:], "dt": out[0, 1, 5:], "B": out[0, :, 5:]}
+    assert alone.get(where, out[0, 1, 5]).isnan().all()
+    assert not out[0, :, :5].isnan().any()
+    assert not out[1].isnan().any()
+    if where in ("hidden_states", "dt", "z"):
+        assert not out[0, 0].isnan().any()
+    _, grads = outputs(selective_scan, given)
+    assert dict(zip(given, grads, strict=True))["A"].isnan().any()
+
+
+def test_a_rate_that_is_not_a_number_stays_visible(path):
     given = arguments(torch.float32, width=20)
     with torch.no_grad():
-        given["hidden_states"][0, 1, 5] = float("nan")
+        given["A"][3, 2] = float("nan")
     out = selective_scan(**given, delta_softplus=True)
-    assert out[0, 1, 5:].isnan().all()
-    assert not out[0, 0].isnan().any()
-    assert not out[1].isnan().any()
+    assert out[:, 3].isnan().all()
+    assert not out[:, 2].isnan().any()
+
+
+def test_states_that_have_decayed_become_0_before_they_are_subnormal():
+    """Subnormal numbers are slow, and every row that ends in padding would run into them."""
+    given = arguments(torch.float32, width=600)
+    with torch.no_grad():
+        given["hidden_states"][:, :, 3:] = 0
+        given["A"][:] = -1.0
+        given["dt"][:] = 0.0
+        given["delta_bias"][:] = 0.0
+    ours, our_grads = outputs(selective_scan, given)
+    fine = {name: tensor.detach().double().requires_grad_() for name, tensor in given.items()}
+    expected, expected_grads = outputs(plain, fine)
+    assert (ours[:, :, 150:] == 0).all()
+    assert difference(ours.double(), expected) < 1e-6
+    for name, a, b in zip(given, our_grads, expected_grads, strict=True):
+        assert difference(a.double(), b) < 1e-5, name
 
 
 def test_large_steps_decay_to_nothing_and_do_not_overflow(path):

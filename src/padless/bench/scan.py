@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from importlib import import_module
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -92,20 +89,33 @@ def selective_scan(
     """
     if return_last_state:
         raise NotImplementedError("the benchmark's scan keeps no state: run the model with use_cache=False")
+    exact = torch.promote_types(hidden_states.dtype, torch.float32)  # float32 for half precision, float64 stays
+    u, dt, A, B, C = (tensor.to(exact) for tensor in (hidden_states, dt, A, B, C))
+    D, z, delta_bias = (tensor if tensor is None else tensor.to(exact) for tensor in (D, z, delta_bias))
+    if _is_compiled(u):
+        from padless.bench.scan_fused import FusedScan
+
+        D, bias = (A.new_zeros(len(A)) if tensor is None else tensor for tensor in (D, delta_bias))
+        fused: Any = FusedScan.apply
+        return fused(u, dt, A, B, C, D, bias, z, delta_softplus)
     if delta_bias is not None:
-        dt = dt + delta_bias.to(dt.dtype)[..., None]
+        dt = dt + delta_bias[:, None]
     if delta_softplus:
         dt = F.softplus(dt)
-    exact = torch.promote_types(hidden_states.dtype, torch.float32)  # float32 for half precision, float64 stays
     apply: Any = _Scan.apply
-    y = apply(
-        hidden_states.to(exact), dt.to(exact), A.to(exact), B.transpose(1, 2).to(exact), C.transpose(1, 2).to(exact)
-    )
+    y = apply(u, dt, A, B.transpose(1, 2), C.transpose(1, 2))
     if D is not None:
-        y = y + hidden_states * D[None, :, None]
+        y = y + u * D[:, None]
     if z is not None:
         y = y * F.silu(z)
     return y
+
+
+def _is_compiled(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+# --- other devices: a scan in two levels, about 2 sqrt(columns) launches for each segment
 
 
 class _Scan(torch.autograd.Function):
@@ -114,86 +124,17 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
         inputs = [tensor.contiguous() for tensor in given]
-        run: Any = _cpu_forward if inputs[0].device.type == "cpu" else _any_forward
-        y, kept = run(*inputs)
+        y, kept = _forward(*inputs)
         ctx.save_for_backward(*inputs, kept)
-        out: torch.Tensor = y
-        return out
+        return y
 
     @staticmethod
     def backward(ctx: Any, *dy: torch.Tensor) -> Any:
-        *inputs, kept = ctx.saved_tensors
-        run: Any = _cpu_backward if inputs[0].device.type == "cpu" else _any_backward
-        return run(*inputs, kept, dy[0].contiguous())
+        u, delta, A, B, C, kept = ctx.saved_tensors
+        return _backward(u, delta, A, B, C, kept, dy[0].contiguous())
 
 
-# --- CPU: compiled kernels, channels shared among as many threads as torch uses
-
-
-def _shares(channels: int) -> list[tuple[int, int]]:
-    threads = max(1, min(torch.get_num_threads(), channels))
-    cuts = [channels * i // threads for i in range(threads + 1)]
-    return list(pairwise(cuts))
-
-
-def _cpu_forward(
-    u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    from padless.bench import scan_kernels
-
-    rows, channels, width = u.shape
-    y = torch.empty_like(u)
-    kept = u.new_empty(rows, channels, math.ceil(width / scan_kernels.CHUNK), A.shape[1])
-    arrays = [tensor.detach().numpy() for tensor in (u, delta, A, B, C, y, kept)]
-    kernel: Any = scan_kernels.forward
-    _threaded(lambda first, last: kernel(*arrays, first=first, last=last), _shares(channels))
-    return y, kept
-
-
-def _cpu_backward(
-    u: torch.Tensor,
-    delta: torch.Tensor,
-    A: torch.Tensor,
-    B: torch.Tensor,
-    C: torch.Tensor,
-    kept: torch.Tensor,
-    dy: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    from padless.bench import scan_kernels
-
-    shares = _shares(u.shape[1])
-    du, ddelta, dA = torch.empty_like(u), torch.empty_like(u), torch.zeros_like(A)
-    dB = B.new_zeros(len(shares), *B.shape)  # one for each thread: summed over channels
-    dC = C.new_zeros(len(shares), *C.shape)
-    arrays = [tensor.detach().numpy() for tensor in (u, delta, A, B, C, kept, dy, du, ddelta, dA)]
-    of_B, of_C = dB.numpy(), dC.numpy()
-    kernel: Any = scan_kernels.backward
-
-    def run(first: int, last: int) -> None:
-        share = shares.index((first, last))
-        kernel(*arrays, of_B[share], of_C[share], first=first, last=last)
-
-    _threaded(run, shares)
-    return du, ddelta, dA, dB.sum(0), dC.sum(0)
-
-
-def _threaded(run: Any, shares: list[tuple[int, int]]) -> None:
-    """Run all shares at once: the first in this thread, the others in threads that stay for the next time."""
-    others = [_workers().submit(run, *share) for share in shares[1:]]
-    run(*shares[0])
-    for done in others:
-        done.result()
-
-
-@cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="padless-scan")
-
-
-# --- any device: a scan in two levels, about 2 sqrt(columns) launches for each segment
-
-
-def _any_forward(
+def _forward(
     u: torch.Tensor, delta: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, channels, width = u.shape
@@ -208,7 +149,7 @@ def _any_forward(
     return y, kept
 
 
-def _any_backward(
+def _backward(
     u: torch.Tensor,
     delta: torch.Tensor,
     A: torch.Tensor,

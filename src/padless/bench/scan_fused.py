@@ -1,0 +1,111 @@
+"""The selective scan on the CPU as one autograd function around the compiled kernels.
+
+What surrounds the scan is in the kernels, too: softplus of the step, the skip connection and the gate would each be a
+pass through memory of their own, which together took longer than the scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from padless.bench.scan_kernels import CHUNK, TILES, kernels
+from padless.bench.scan_vectors import LANES, rate_unit
+
+__all__ = ["FusedScan"]
+
+_WORTH_SHARING = 200_000
+"""States (rows x channels x width x N) below which handing a share to another thread takes longer than computing it."""
+
+
+class FusedScan(torch.autograd.Function):
+    """The whole of `padless.bench.scan.selective_scan`; all tensors of one type, float32 or float64.
+
+    Takes u, dt (rows, channels, width), A (channels, N), B, C (rows, N, width), D, bias (channels,), z (rows, channels,
+    width) or ``None``, and whether softplus is applied. Gives (rows, channels, width), in memory (rows, width,
+    channels): as the projection that comes next wants it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        """See `torch.autograd.Function`."""
+        *tensors, z, soft = given
+        u, dt, A, B, C, D, bias = tensors  # B and C are read with any strides
+        u, dt, A, D, bias = (tensor.contiguous() for tensor in (u, dt, A, D, bias))
+        inputs = [u, dt, A, B, C, D, bias, _lines(z, u)]
+        rows, channels, width = u.shape
+        state, blocks = A.shape[1], -(-channels // LANES)
+        shares = _shares(blocks, work=u.numel() * state)
+        out = u.new_empty(rows, width, channels)
+        kept = u.new_empty(rows, blocks, -(-width // CHUNK), state, LANES)
+        arrays = _arrays(*inputs, out, kept, u.new_empty(blocks, 2 * state + 2, LANES))
+        tiles = u.new_empty(len(shares), TILES, CHUNK, LANES).numpy()
+        kernel, _ = kernels(tiles.dtype)
+        options = (rate_unit(tiles.dtype), soft, z is not None)
+        _threaded(lambda i: kernel(*arrays, tiles[i], *shares[i], *options), len(shares))
+        ctx.save_for_backward(*inputs, kept)
+        ctx.options = options
+        return out.transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        """See `torch.autograd.Function`."""
+        *inputs, kept = ctx.saved_tensors
+        u, _, A, B = inputs[:4]
+        state, blocks = A.shape[1], kept.shape[1]
+        shares = _shares(blocks, work=u.numel() * state)
+        du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(inputs[7].shape)
+        dB, dC = u.new_empty(2, len(shares), *B.shape)  # one for each thread: summed over its channels
+        total = u.new_empty(blocks, state + 2, LANES, dtype=torch.float64)
+        before = _arrays(*inputs, kept, _lines(given[0], u), du, ddt)
+        after = _arrays(dz, total, u.new_empty(blocks, 2 * state + 2, LANES))
+        of_B, of_C = _arrays(dB, dC)
+        tiles = u.new_empty(len(shares), TILES, CHUNK, LANES).numpy()
+        sums = u.new_empty(len(shares), 2, state, CHUNK, LANES).numpy()
+        _, kernel = kernels(tiles.dtype)
+
+        def run(i: int) -> None:
+            kernel(*before, of_B[i], of_C[i], *after, tiles[i], sums[i], *shares[i], *ctx.options)
+
+        _threaded(run, len(shares))
+        # (blocks, N + 2, lanes) -> (channels, N + 2)
+        of_channels = total.transpose(1, 2).reshape(-1, state + 2)[: u.shape[1]].to(u.dtype)
+        dA, dD, dbias = of_channels[:, :state], of_channels[:, state], of_channels[:, state + 1]
+        dz = dz.transpose(1, 2) if ctx.options[-1] else None
+        return du, ddt, dA, dB.sum(0), dC.sum(0), dD, dbias, dz, None
+
+
+def _lines(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """(rows, channels, width) -> (rows, width, channels) channels being neighbours; empty for ``None``."""
+    if tensor is None:
+        return like[:0]
+    turned = tensor.transpose(1, 2)
+    return turned if turned.stride(2) == 1 else turned.contiguous()
+
+
+def _arrays(*tensors: torch.Tensor) -> list[Any]:
+    return [tensor.detach().numpy() for tensor in tensors]
+
+
+def _shares(blocks: int, *, work: int) -> list[tuple[int, int]]:
+    """Blocks [first, last) of each thread."""
+    threads = max(1, min(torch.get_num_threads(), blocks)) if work >= _WORTH_SHARING else 1
+    return list(pairwise(blocks * i // threads for i in range(threads + 1)))
+
+
+def _threaded(run: Callable[[int], None], shares: int) -> None:
+    """Run all shares at once: the first in this thread, the others in threads that stay for the next time."""
+    others = [_workers().submit(run, share) for share in range(1, shares)]
+    run(0)
+    for done in others:
+        done.result()
+
+
+@cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="padless-scan")
