@@ -60,6 +60,49 @@ def test_padding_and_truncation_that_an_earlier_call_left_on_reach_neither_measu
         assert (backend.padding, backend.truncation) == before
 
 
+@pytest.mark.parametrize("threads", ["true", "false", None])
+@pytest.mark.parametrize("make", [plain_tokenizer, hugging_face_tokenizer])
+def test_many_texts_have_the_same_tokens_in_workers_in_threads_and_through_the_class_around(
+    make: Any, threads: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if threads is not None:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", threads)
+    rng = np.random.default_rng(0)
+    texts = ["<e> two " * int(n) for n in rng.integers(0, 9, size=300)]
+    slow = hugging_face_tokenizer()(texts, add_special_tokens=True)["input_ids"]
+    one_by_one = [make().encode(text) for text in texts]
+    one_by_one = [getattr(found, "ids", found) for found in one_by_one]
+    ids, encodings = encode_texts(make(), texts, special=True, offsets=True)
+    assert ids == encode_texts(make(), texts, special=True)[0] == slow == one_by_one
+    assert encodings is not None
+    assert [encoding.ids for encoding in encodings] == slow
+    assert count_tokens(make(), texts, special=True) == [len(row) for row in slow]
+    source = write(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    shared = measure(source, tokenizer=make(), workers=2, batch_size=200, cache=False, empty="keep")
+    assert shared.lengths.tolist() == [len(row) if text else 0 for text, row in zip(texts, slow, strict=True)]
+
+
+def test_one_thread_gets_texts_in_small_batches_and_many_threads_get_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+
+    class Backend:
+        get_vocab_size = None
+
+        def encode_batch(self, texts: list[str], *, add_special_tokens: bool) -> list[str]:
+            sizes.append(len(texts))
+            return texts
+
+    texts = ["x" * (i % 7) for i in range(300)]
+    for told, expected in (("false", [128, 128, 44]), ("0", [128, 128, 44]), ("true", [300])):
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", told)
+        sizes.clear()
+        assert count_tokens(Backend(), texts, special=False) == [i % 7 for i in range(300)]
+        assert sizes == expected
+
+
 class Slow:
     """Like sentencepiece's wrappers: one text at a time, with the usual option."""
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.data._inputs import InputFile, open_file, readable
+from padless.data._lines import Lines
 from padless.data._pack_places import Placed, Places
 from padless.data._pack_plan import Fate, plan_windows
 from padless.data._pack_work import Runner, TokenTask
@@ -169,8 +170,8 @@ def _batches(source: Source, path: Path, chunk_bytes: int) -> Iterator[list[tupl
 
 def _weigh(payload: Any) -> tuple[int, int, Any]:
     """Rows and bytes of a payload, and the payload without the buffers it is only a slice of."""
-    if isinstance(payload, tuple):
-        return len(payload[1]), sum(len(line) for _, line in payload[1]), payload
+    if isinstance(payload, Lines):
+        return len(payload), len(payload.data), payload
     if payload.nbytes * 2 < payload.get_total_buffer_size():
         payload = payload.take(np.arange(payload.num_rows))
     return payload.num_rows, payload.nbytes, payload

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from padless.data._processes import run_task, worker_pool
 from padless.data._shards import ShardFacts, ShardTask, write_shard
 from padless.data._spill import Chunk, Spill
 from padless.data._tokens import Encoder, encode_payload
@@ -71,17 +71,14 @@ def local_runner(worker: Worker, workers: int) -> Iterator[Runner]:
     if workers == 0:
         yield lambda tasks: map(worker, tasks)
         return
-    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context(method), initializer=_start, initargs=(worker, os.getpid())
-    )
+    pool = worker_pool(workers, _start, worker, os.getpid())
     pool.submit(os.getpid)
 
     def run(tasks: Iterable[Task]) -> Iterator[Any]:
         waiting: deque[Future[Any]] = deque()
         try:
             for task in tasks:
-                waiting.append(pool.submit(_work, task))
+                waiting.append(pool.submit(run_task, _work, task))
                 # The reader stays a little ahead of the workers, and no more: tasks carry their rows.
                 while len(waiting) >= 3 * workers:
                     yield waiting.popleft().result()
@@ -104,7 +101,6 @@ _worker: Worker | None = None
 
 def _start(worker: Worker, parent: int) -> None:
     global _worker
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _worker = worker
     threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
 

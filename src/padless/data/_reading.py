@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from padless.data._processes import run_task, worker_pool
 from padless.data._rows import Columns, Counter, choose_fields
 from padless.data._sources import Source
 from padless.data._tokenizer import describe_tokenizer
@@ -153,14 +152,11 @@ class _Job:
             for row, payload in todo:
                 yield self(row, payload)
             return
-        # Forked workers inherit the job, so tokenizers and functions that cannot be pickled work as well.
-        method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-        context = multiprocessing.get_context(method)
-        with ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(self,)) as pool:
+        with worker_pool(workers, _start_worker, self) as pool:
             waiting: deque[Future[Counts]] = deque()
             try:
                 for row, payload in todo:
-                    waiting.append(pool.submit(_in_worker, row, payload))
+                    waiting.append(pool.submit(run_task, _in_worker, row, payload))
                     if len(waiting) >= 4 * workers:
                         yield waiting.popleft().result()
                 while waiting:
@@ -179,7 +175,6 @@ _job: _Job | None = None
 
 def _start_worker(job: _Job) -> None:
     global _job
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     _job = job
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -13,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from padless.data._lines import Lines, columns_of_lines, read_lines
 from padless.data._rows import Columns, as_columns
 from padless.errors import PadlessError
 
@@ -89,7 +88,7 @@ def _files(paths: list[Path], columns: Sequence[str] | None) -> Source:
     tabular = [path.name.endswith((".parquet", ".arrow")) for path in paths]
     if any(tabular) and not all(tabular):
         raise PadlessError(f"{paths[0].parent} mixes text and columnar files: name the files of one kind")
-    read = _read_columnar if all(tabular) else _read_lines
+    read = _read_columnar if all(tabular) else _read_text
 
     def payloads(size: int) -> Iterator[tuple[int, Any]]:
         first = 0
@@ -110,58 +109,17 @@ def _files(paths: list[Path], columns: Sequence[str] | None) -> Source:
     return Source(
         what=str(paths[0]) if len(paths) == 1 else f"{len(paths)} files in {paths[0].parent}",
         payloads=payloads,
-        unpack=_from_batch if all(tabular) else _from_lines,
+        unpack=_from_batch if all(tabular) else columns_of_lines,
         total=sum(map(_columnar_rows, paths)) if all(tabular) else None,
         folder=paths[0].parent,
         fingerprint=fingerprint,
     )
 
 
-def _read_lines(path: Path, size: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Any]]:
-    """Raw lines with their place, so that workers parse and a broken line can be named."""
-    if path.name.endswith(".json"):
-        yield from _read_json_array(path, size)
-        return
-    opener: Any = gzip.open if path.name.endswith(".gz") else open
-    with opener(path, "rb") as file:
-        numbered = ((number, line) for number, line in enumerate(file, 1) if line.strip())
-        while batch := list(islice(numbered, size)):
-            yield len(batch), (path.name, batch)
-
-
-def _read_json_array(path: Path, size: int) -> Iterator[tuple[int, Any]]:
-    """A ``.json`` file is one array of rows, or lines of rows under another name."""
-    text = path.read_bytes()
-    if not text.lstrip().startswith(b"["):
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    else:
-        try:
-            rows = json.loads(text)
-        except ValueError as error:
-            raise PadlessError(f"{path.name}: not JSON: {error}") from None
-        lines = [(number, json.dumps(row).encode()) for number, row in enumerate(rows, 1)]
-    for start in range(0, len(lines), size):
-        batch = lines[start : start + size]
-        yield len(batch), (path.name, batch)
-
-
-def _from_lines(payload: Any, first_row: int) -> Columns:
-    name, batch = payload
-    rows = []
-    for number, line in batch:
-        try:
-            rows.append(json.loads(line.decode()))  # JSON lines are UTF-8: no need to guess
-        except ValueError:
-            rows.append(_odd_line(name, number, line))
-    return as_columns(rows, first_row)
-
-
-def _odd_line(name: str, number: int, line: bytes) -> Any:
-    """A line that is not plain JSON in UTF-8: a byte order mark and lone surrogates are let through."""
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise PadlessError(f"{name}, line {number}: not JSON: {error}") from None
+def _read_text(path: Path, size: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Lines]]:
+    """Unparsed lines, so that workers parse; their columns are not known before."""
+    for lines in read_lines(path, size):
+        yield len(lines), lines
 
 
 def _columnar_rows(path: Path) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from padless.data._documents import Array, collect, int32, is_numbers, joined, nothing
 from padless.data._ids import documents_from_ids
+from padless.data._lines import Lines
 from padless.data._rows import PROMPTS, Columns, Counter, as_list, choose_fields, prompt_columns, template_options
 from padless.data._spill import Documents
 from padless.data._tokenizer import encode_texts
@@ -185,9 +186,8 @@ def _row_by_row(
 
 def _singles(payload: Any) -> Iterator[Any]:
     """A payload's rows, each as a payload."""
-    if isinstance(payload, tuple) and len(payload) == 2 and isinstance(payload[1], list):  # (file, numbered lines)
-        for line in payload[1]:
-            yield payload[0], [line]
+    if isinstance(payload, Lines):
+        yield from payload.singles()
     elif hasattr(payload, "slice"):  # Arrow
         for i in range(payload.num_rows):
             yield payload.slice(i, 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from padless.data._inputs import InputFile, describe_file, input_files, open_file, readable
+from padless.data._lines import Lines
 from padless.data._pack_plan import WINDOW, Fate
 from padless.data._pack_run import Progress, Settings, Tokenised, tokenise, write_shards
 from padless.data._pack_work import Runner, Worker, local_runner
@@ -200,12 +201,12 @@ def _first_columns(paths: Sequence[Path]) -> list[str]:
                 try:
                     return list(source.unpack(payload, first_row))
                 except PadlessError as error:  # a broken row; the policy for bad rows has its turn later
-                    if not isinstance(payload, tuple):
+                    if not isinstance(payload, Lines):
                         raise
                     broken = broken or error
-                    for line in payload[1]:
+                    for line in payload.singles():
                         with suppress(PadlessError):
-                            return list(source.unpack((payload[0], [line]), first_row))
+                            return list(source.unpack(line, first_row))
     if broken is not None:
         raise PadlessError(f"no row can be read: {broken}")
     raise PadlessError(f"no rows in {', '.join(str(path) for path in paths[:5])}{' ...' if len(paths) > 5 else ''}")
