@@ -9,10 +9,10 @@ from padless.bench import log_probs
 from padless.bench.log_probs import gather_log_probs, token_log_probs
 
 
-@pytest.mark.parametrize("cells", [1 << 24, 40])
+@pytest.mark.parametrize("cells", [1 << 24, 170, 40, 1])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_values_and_gradients_equal_log_softmax(monkeypatch, cells, dtype, limit):
-    monkeypatch.setattr(log_probs, "_CELLS", cells)
+    monkeypatch.setattr(log_probs, "_CELLS", {"cpu": cells})
     torch.manual_seed(0)
     logits = torch.randn(3, 7, 11, dtype=dtype, requires_grad=True)
     targets = torch.randint(0, 11, (3, 7))
@@ -34,6 +34,32 @@ def test_half_precision_logits_are_summed_in_float32_and_get_gradients_of_their_
     assert torch.allclose(ours, plain, atol=1e-5)
     ours.sum().backward()
     assert logits.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("cells", [1 << 24, 40])
+@pytest.mark.parametrize("columns", [1, 4, 8, 9, 12])
+def test_the_last_columns_are_those_of_all_and_the_others_get_no_gradient(monkeypatch, cells, columns):
+    monkeypatch.setattr(log_probs, "_CELLS", {"cpu": cells})
+    torch.manual_seed(0)
+    logits = torch.randn(3, 9, 11, dtype=torch.float64, requires_grad=True)
+    ids = torch.randint(0, 11, (3, 9))
+    every = torch.nn.functional.pad(token_log_probs(logits, ids), (3, 0))[:, -columns:]
+    last = token_log_probs(logits, ids, columns=columns)
+    assert torch.equal(last, every)
+    weight = torch.randn(3, columns, dtype=torch.float64)
+    (expected,) = torch.autograd.grad((every * weight).sum(), logits)
+    (found,) = torch.autograd.grad((last * weight).sum(), logits)
+    assert torch.equal(found, expected)
+    assert not found[:, : max(0, 9 - columns - 1)].any()
+    assert not found[:, -1].any()
+
+
+def test_a_row_of_one_token_has_a_value_and_no_gradient():
+    logits = torch.randn(2, 1, 5, requires_grad=True)
+    values = token_log_probs(logits, torch.tensor([[1], [4]]))
+    assert values.tolist() == [[0], [0]]
+    values.sum().backward()
+    assert not logits.grad.any()
 
 
 def test_each_value_sits_at_the_token_it_is_about():

@@ -98,8 +98,7 @@ class Micro:
         """Log-probability of every token, in the columns of the fields."""
         with segments(model, self.bounds) if self.bounds else nullcontext():
             logits = model(**self.inputs, use_cache=False).logits
-        values = token_log_probs(logits, self.inputs["input_ids"])
-        return values if self.columns is None else values[:, -self.columns :]
+        return token_log_probs(logits, self.inputs["input_ids"], columns=self.columns)
 
     @contextmanager
     def backward_context(self, model: Any) -> Iterator[None]:
