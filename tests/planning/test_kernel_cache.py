@@ -64,6 +64,80 @@ def test_another_cpu_gets_a_kernel_of_its_own_from_the_same_cache(kernel: Path) 
     assert len(list(cache.rglob("*.nbc"))) == 2
 
 
+ORDER, LEAST = "return np.argsort(x)", "return np.sort(x)"
+BOTH = """
+import sys
+sys.path.insert(0, {folder!r})
+import numpy as np
+import order, least
+x = np.random.default_rng(0).random(50)
+first, second = least.answer(x), order.answer(x)
+print((first == np.sort(x)).all() and (second == np.argsort(x)).all())
+"""
+
+
+def write(source: Path, body: str, *, helpers: int = 0) -> None:
+    """A module with a kernel that calls a few others, which shifts the numbers of all that is compiled after them."""
+    lines = ["import numpy as np", "from padless.planning.kernels import jit", ""]
+    for k in range(helpers):
+        lines += ["@jit", f"def helper_{k}(x):", "    return x[0]", ""]
+    calls = [f"    helper_{k}(x)" for k in range(helpers)]
+    source.write_text("\n".join([*lines, "@jit", "def answer(x):", *calls, f"    {body}", ""]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("helpers", [2, 3, 4])
+def test_kernels_that_other_processes_cached_do_not_call_each_others_helpers(tmp_path: Path, helpers: int) -> None:
+    """With numba's own numbers the loops of sort and argsort get one name at 3 helpers: a wrong order, or a crash."""
+    write(tmp_path / "order.py", ORDER, helpers=helpers)
+    write(tmp_path / "least.py", LEAST)
+    compile_one = "import sys; sys.path.insert(0, {!r}); import numpy as np, {} as m; m.answer(np.ones(3))"
+    cache = str(tmp_path / "cache")
+    for name in ("order", "least"):
+        run(compile_one.format(str(tmp_path), name), NUMBA_CACHE_DIR=cache)
+    assert run(BOTH.format(folder=str(tmp_path)), NUMBA_CACHE_DIR=cache) == "True"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_numbers_its_kernels_apart_from_its_parents() -> None:
+    code = """
+import os, padless.planning.kernels
+from numba.core.bytecode import FunctionIdentity
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.write(writing, str(next(FunctionIdentity._unique_ids)).encode())
+    os._exit(0)
+os.wait()
+print(abs(int(os.read(reading, 100)) - next(FunctionIdentity._unique_ids)) > 1_000_000)
+"""
+    assert run(code) == "True"
+
+
+def test_a_kernel_is_compiled_anew_when_one_it_may_call_has_changed(tmp_path: Path) -> None:
+    """Kernels may call those of other files beside theirs, whose names end in ``_kernels``."""
+    called, source = tmp_path / "called_kernels.py", tmp_path / "kernel.py"
+    head = "from padless.planning.kernels import jit\n"
+    source.write_text(head + "from called_kernels import add\n\n\n@jit\ndef answer(x):\n    return add(x)\n")
+    code, cache = COUNT.format(folder=str(tmp_path)), str(tmp_path / "cache")
+    for plus in (41, 42):
+        called.write_text(head + f"\n\n@jit\ndef add(x):\n    return x + {plus}\n")
+        os.utime(called, (0, 0))
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # Python's own, which goes by time and size
+        assert run(code, NUMBA_CACHE_DIR=cache, PYTHONDONTWRITEBYTECODE="1") == str(1 + plus)
+
+
+def test_an_index_that_names_a_class_of_another_version_is_no_error(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    for name in ("Given", "Renamed"):
+        (tmp_path / "kernel.py").write_text(
+            "from typing import NamedTuple\nfrom padless.planning.kernels import jit\n\n\n"
+            f"class {name}(NamedTuple):\n    x: int\n\n\n"
+            f"@jit\ndef add(given):\n    return given.x + 1\n\n\ndef answer(x):\n    return add({name}(x))\n"
+        )
+        code = COUNT.format(folder=str(tmp_path))
+        assert run(code, NUMBA_CACHE_DIR=cache, PYTHONDONTWRITEBYTECODE="1") == "2"
+
+
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_does_not_stop_a_plan(tmp_path: Path) -> None:
     package = tmp_path / "site" / "padless"

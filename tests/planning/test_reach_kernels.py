@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from padless.cost import CostModel
 from padless.planning import reach_kernels
-from padless.planning.cap_kernels import Rates
+from padless.planning.fill_kernels import Rates
 
 COSTS = st.sampled_from(
     [CostModel(), CostModel(per_microbatch=50, per_column=3), CostModel(per_microbatch=0, per_token_squared=0.01)]

@@ -11,6 +11,8 @@ from padless.planning.problem import Problem
 
 __all__ = ["makespan_bound"]
 
+_PRICES = 400  # prices per run that are tried at most, for all numbers of steps together
+
 
 def makespan_bound(problem: Problem, *, reached: float, padding: bool = True, rounds: int | None = None) -> float:
     """No plan takes less modelled time than this; ``reached`` is the time of the best one known.
@@ -31,9 +33,11 @@ def makespan_bound(problem: Problem, *, reached: float, padding: bool = True, ro
     steps = problem.steps_for(_fewest_groups(problem) if padding else 1)
     rounds = rounds or (9 if count <= 10_000 else 4 if count <= 100_000 else 1)
     least = math.inf
-    prices = _Prices(problem)
+    prices = _Prices(problem) if padding else None
     while steps * fixed + real / ranks < min(least, reached * (1 + 1e-9)) or least == math.inf:
-        total = max(real, prices.least_total(steps * ranks, rounds)) if padding else real
+        # A number of steps that is not the best one needs no better bound than what the best one takes.
+        goal = (least - steps * fixed) * ranks if steps * fixed + longest < least else real
+        total = real if prices is None else max(real, prices.least_total(steps * ranks, goal, rounds))
         least = min(least, max(steps * fixed + total / ranks, steps * fixed + longest))
         steps += every
         if steps > 100_000 * every or fixed == 0:
@@ -48,41 +52,33 @@ class _Prices:
     """Dynamic programmes at several prices per run; each gives a bound for every number of runs."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._known: dict[float, tuple[float, int]] = {}
-
-    def least_total(self, groups: int, rounds: int) -> float:
-        """Variable cost that at most ``groups`` runs cannot avoid."""
-        low, high = 0.0, self._start()
-        best = max(total - price * groups for price, (total, _) in self._known.items())
-        for _ in range(rounds):
-            price = 0.5 * (low + high)
-            total, runs = self._solve(price)
-            best = max(best, total - price * groups)
-            low, high = (low, price) if runs <= groups else (price, high)
-        return best
-
-    def _start(self) -> float:
-        """A price so high that more runs do not pay."""
-        problem = self._problem
-        self._solve(0.0)
-        self._solve(float(problem.cost[0]))
-        widest = float(problem.items.widths[0, 0])
+        relaxed = problem.limits.copy()
+        relaxed[2] = 1
+        self._arrays = problem.cum, problem.items.widths, problem.items.over, problem.cost, relaxed
+        self._starts = np.empty(len(problem.items) + 1, dtype=np.int64)
+        self._known = np.empty((_PRICES, 3))
+        self._count = 0
         _, column, token, squared = map(float, problem.cost)
-        return 2.0 * float(problem.limits[0]) * (token + squared * widest) + column * widest
+        widest = float(problem.items.widths[0, 0])
+        # More than any run costs.
+        self._highest = 2.0 * float(problem.limits[0]) * (token + squared * widest) + column * widest
+        for price in (0.0, float(problem.cost[0])):
+            self._known[self._count] = price, *self._solve(price)
+            self._count += 1
+
+    def least_total(self, groups: int, goal: float, rounds: int) -> float:
+        """Variable cost that at most ``groups`` runs cannot avoid; no more than ``goal`` need be shown."""
+        best, self._count = run_kernels.least_variable(
+            groups, goal, rounds, self._highest, self._known, self._count, *self._arrays, self._starts
+        )
+        return float(best)
 
     def _solve(self, price: float) -> tuple[float, int]:
-        if price not in self._known:
-            problem = self._problem
-            starts = np.empty(len(problem.items) + 1, dtype=np.int64)
-            relaxed = problem.limits.copy()
-            relaxed[2] = 1
-            total, runs = run_kernels.best_runs(
-                price, np.inf, 1, 1, problem.cum, problem.items.widths, problem.items.over, problem.own,
-                problem.cost, relaxed, starts,
-            )  # fmt: skip
-            self._known[price] = (total, runs)
-        return self._known[price]
+        cum, wide, over, cost, limits = self._arrays
+        total, runs = run_kernels.best_runs(
+            price, np.inf, 1, 1, cum, wide, over, np.empty(0), cost, limits, self._starts
+        )
+        return float(total), int(runs)
 
 
 def _fewest_groups(problem: Problem) -> int:

@@ -13,33 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from padless.planning.fill_kernels import fill, fill_pair
 from padless.planning.kernels import jit
 
-__all__ = ["Found", "Rates", "Tries", "fill", "improve", "lowest", "search", "spread"]
+__all__ = ["Found", "Tries", "common", "improve", "lowest", "search", "spread", "step_time"]
 
 Array = Any
-
-
-class Rates(NamedTuple):
-    """What a run that starts at item i costs and may hold, for I items from the longest to the shortest.
-
-    Attributes:
-        base: (I,) float64 cost of its columns.
-        unit: (I,) float64 cost of one more sequence.
-        each: (I,) float64, 1 / ``unit``.
-        most: (I,) int64 sequences it may hold within the limits (those of the item itself where it runs alone).
-        work: (I + 1,) float64 cost of the items before i, padding aside.
-        cum: (I + 1,) int64 sequences before i.
-        multiple: runs hold a multiple of so many sequences.
-    """
-
-    base: Array
-    unit: Array
-    each: Array
-    most: Array
-    work: Array
-    cum: Array
-    multiple: int
 
 
 class Tries(NamedTuple):
@@ -76,7 +55,7 @@ class Found(NamedTuple):
     """The best of each number of steps and limit, E = C * U.
 
     Attributes:
-        times: (E,) float64 time of the step, ``inf`` where nothing near the common cap is enough.
+        times: (E,) float64 time of the step, ``inf`` where nothing near the common cap is enough or it was given up.
         rooms: (E, T) float64 what the caps leave for the rest.
         runs: (E,) int64 how many runs keep them.
         bounds: (E, G + 2) int64 bounds of those.
@@ -86,78 +65,6 @@ class Found(NamedTuple):
     rooms: Array
     runs: Array
     bounds: Array
-
-
-@jit
-def fill(room: Array, slots: Array, rates: Any, starts: Array, used: Array) -> int:
-    """Cut the items into runs, each in the kind of step it wastes the least of; runs, or -1 where items are left.
-
-    Longest first: of the kinds with a slot left, the one whose cap is used best by real work, so that a
-    run of awkward width lands where it fits, and short sequences, which fit anywhere, take what is left.
-    ``starts`` gets the bounds, ``used`` (T,) the cost of each kind's costliest run. Stops where more is wasted than can
-    be.
-    """
-    cum, work, multiple = rates.cum, rates.work, rates.multiple
-    count, kinds = len(cum) - 1, len(room)
-    plain = multiple == 1 and cum[count] == count  # every item is one sequence
-    left = slots.copy()
-    open_room = room.copy()
-    share = np.empty(kinds)
-    for t in range(kinds):
-        share[t] = 1.0 / room[t] if room[t] > 0.0 else 0.0
-    used[:] = 0.0
-    spare = (room * slots).sum() * (1.0 + 1e-12) - work[count] if rates.unit[0] > 0.0 else np.inf
-    i = g = 0
-    while i < count and spare >= 0.0:
-        base, each, before = rates.base[i], rates.each[i], work[i]
-        chosen, rows, best = -1, 0, 0.0
-        if plain:
-            # No branches: which kind is best changes from run to run, and a guess that fails costs more than all this.
-            most = float(min(rates.most[i], count - i))
-            for t in range(kinds):
-                n = int(max(min((open_room[t] - base) * each + 1e-9, most), 0.0))
-                value = (work[i + n] - before) * share[t]
-                better = value > best
-                best = value if better else best
-                chosen = t if better else chosen
-                rows = n if better else rows
-            furthest = i + rows
-        else:
-            furthest = i
-            for t in range(kinds):
-                j = _furthest(i, (open_room[t] - base) * each + 1e-9, rates)
-                value = (work[j] - before) * share[t]
-                if j > i and value > best:
-                    chosen, furthest, best = t, j, value
-            rows = cum[furthest] - cum[i]
-        if chosen < 0:
-            return -1
-        left[chosen] -= 1
-        if left[chosen] == 0:
-            open_room[chosen] = -1.0
-        used[chosen] = max(used[chosen], base + rows * rates.unit[i])
-        spare -= room[chosen] - (work[furthest] - before)
-        starts[g] = i
-        g += 1
-        i = furthest
-    starts[g] = count
-    return g if i == count else -1
-
-
-@jit
-def _furthest(i: int, fits: float, rates: Any) -> int:
-    """Where a run from item i ends that may hold ``fits`` sequences; i where not even the item itself does."""
-    cum, multiple = rates.cum, rates.multiple
-    rest = cum[len(cum) - 1] - cum[i]
-    own, most = cum[i + 1] - cum[i], min(rates.most[i], rest)
-    if fits < own:
-        return i
-    n = most if fits >= most else int(fits)
-    if multiple > 1 and rates.most[i] >= multiple and n < rest:
-        n -= n % multiple
-        if n == 0:
-            return i
-    return max(i + 1, np.searchsorted(cum, cum[i] + n, side="right") - 1)
 
 
 @jit
@@ -182,6 +89,40 @@ def lowest(most: int, low: float, top: float, near: float, rates: Any, starts: A
             low = room[0]
     room[0] = high
     return high, fill(room, slots, rates, starts, used)
+
+
+@jit
+def step_time(bounds: Array, runs: int, steps: int, ranks: int, fixed: float, rates: Any) -> float:
+    """Sum over steps of the slowest rank's cost, ``runs`` runs sorted by cost; a step without runs costs ``fixed``."""
+    costs = np.empty(runs)
+    for g in range(runs):
+        rows = rates.cum[bounds[g + 1]] - rates.cum[bounds[g]]
+        costs[g] = rates.base[bounds[g]] + rows * rates.unit[bounds[g]]
+    costs.sort()
+    return steps * fixed + costs[::-1][::ranks].sum()
+
+
+@jit
+def common(
+    ranks: int, fixed: float, steps: Array, low: float, top: float, near: float, rates: Any,
+    times: Array, caps: Array, runs: Array, bounds: Array,
+) -> int:  # fmt: skip
+    """The smallest common cap for each number of steps (C,); how many were looked at.
+
+    Ends where real work and fixed parts alone take longer than the best so far. ``times`` (C,) gets the time of the
+    step, ``inf`` where even ``top`` is not enough, ``caps`` (C,) the caps, ``runs`` (C,) and ``bounds`` (C, G + 2)
+    their runs.
+    """
+    least = np.inf
+    for c in range(len(steps)):
+        if steps[c] * fixed + rates.work[len(rates.work) - 1] / ranks >= least:
+            return c
+        caps[c], runs[c] = lowest(steps[c] * ranks, low, top, near, rates, bounds[c])
+        times[c] = np.inf
+        if runs[c] > 0:
+            times[c] = step_time(bounds[c], runs[c], steps[c], ranks, fixed, rates)
+        least = min(least, times[c])
+    return len(steps)
 
 
 @jit
@@ -220,49 +161,69 @@ def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates:
     many they are is returned, 0 where no trial succeeded.
     """
     kinds = len(room)
-    starts = np.empty(slots.sum() + 2, dtype=np.int64)
-    used, trial, current = np.empty(kinds), np.empty(kinds), room.copy()
+    starts = np.empty((2, slots.sum() + 2), dtype=np.int64)
+    used, trials = np.empty((2, kinds)), np.empty((2, kinds))
+    current = room.copy()
     state = seed * 2654435761 % 2147483647 + 1
-    least = total = (room * slots).sum()
-    fine = 2e-5 * total / slots.sum()
+    least = (room * slots).sum()
+    fine = 2e-5 * least / slots.sum()
+    patience = 16 * kinds + 16
     done = runs = succeeded = 0
     while done < fills:
-        if done - succeeded >= 16 * kinds + 16:
+        if done - succeeded >= patience:
             succeeded = done
             for k in range(kinds):
                 state = state * 48271 % 2147483647
                 share = state / 2147483647.0
                 current[k] = min(top, room[k] * (1.0 + 0.15 * share * share))
-        state = state * 48271 % 2147483647  # a Lehmer generator: the same draws everywhere
-        t = state % kinds
-        state = state * 48271 % 2147483647
-        s = state % (kinds + 1)  # the last: none grows
-        state = state * 48271 % 2147483647
-        share = state / 2147483647.0
-        trial[:] = current
-        high = current[t]
-        if s != t and s < kinds:
-            trial[s] = min(top, current[s] * (1.0 + 0.3 * share * share * share))
-            high -= (trial[s] - current[s]) * slots[s] / slots[t]
-        stride = fine
-        while done < fills:
-            trial[t] = high - stride
+        # Most trials are in vain: the next one is tried along with each, and counts only where the first one is.
+        t, state = _draw(trials[0], current, slots, fine, top, state)
+        w, ahead = 0, done + 1 < min(fills, succeeded + patience)
+        if ahead:
+            next_t, next_state = _draw(trials[1], current, slots, fine, top, state)
+            found, next_found = fill_pair(trials, slots, rates, starts, used)
+        else:
+            found = fill(trials[0], slots, rates, starts[0], used[0])
+        done += 1
+        if ahead and (found < 0 or trials[0, t] <= 0.0):
             done += 1
-            found = fill(trial, slots, rates, starts, used) if trial[t] > 0.0 else -1
-            if found < 0:
-                break
+            w, t, state, found = 1, next_t, next_state, next_found
+        stride = fine
+        while found >= 0 and trials[w, t] > 0.0:
             succeeded = done
             for k in range(kinds):
-                trial[k] = min(trial[k], used[k] * (1.0 + 1e-12) + 1e-12)
-            current[:] = trial
+                current[k] = min(trials[w, k], used[w, k] * (1.0 + 1e-12) + 1e-12)
             total = (current * slots).sum()
             if total < least:
                 least, runs = total, found
                 room[:] = current
-                bounds[: runs + 1] = starts[: runs + 1]
-            high = current[t]
+                bounds[: runs + 1] = starts[w, : runs + 1]
+            if done == fills:
+                break
             stride *= 3.0
+            trials[w] = current
+            trials[w, t] = current[t] - stride
+            done += 1
+            found = fill(trials[w], slots, rates, starts[w], used[w])
     return runs
+
+
+@jit
+def _draw(trial: Array, current: Array, slots: Array, fine: float, top: float, state: int) -> tuple[int, int]:
+    """Set ``trial`` to caps of which one shrinks, by ``fine`` more than another may grow: which, and the next state."""
+    kinds = len(trial)
+    state = state * 48271 % 2147483647  # a Lehmer generator: the same draws everywhere
+    t = state % kinds
+    state = state * 48271 % 2147483647
+    s = state % (kinds + 1)  # the last: none grows
+    state = state * 48271 % 2147483647
+    share = state / 2147483647.0
+    trial[:] = current
+    if s != t and s < kinds:
+        trial[s] = min(top, current[s] * (1.0 + 0.3 * share * share * share))
+        trial[t] -= (trial[s] - current[s]) * slots[s] / slots[t]
+    trial[t] -= fine
+    return t, state
 
 
 @jit
@@ -312,4 +273,7 @@ def search(tries: Any, rates: Any, found: Any) -> None:
         after = improve(room, slots, max(20, fills), seed, highest, rates, found.bounds[e])
         if after > 0:
             found.runs[e] = after
-            found.times[e] = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed
+    for e in range(len(found.times)):
+        if found.runs[e] > 0:
+            steps = tries.slots[e // limits].sum() // tries.ranks
+            found.times[e] = step_time(found.bounds[e], found.runs[e], steps, tries.ranks, tries.fixed, rates)

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
+import pickle
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 
-__all__ = ["jit"]
+__all__ = ["inlined", "jit"]
 
-_stamps: dict[str, tuple[str, str]] = {}
+_LAYOUT = "unique names"  # part of the stamp: kernels that were cached before names were unique are compiled anew
+_stamps: dict[str, tuple[str, str, str]] = {}
+
+
+def _make_names_unique() -> None:
+    """Let numba number what this process compiles from a random start.
+
+    A kernel is cached with the parts of NumPy that it calls, each named by what it is and by a number that counts from
+    1 in every process. Two parts that differ only in what they close over (the inner loop of ``np.sort`` and that of
+    ``np.argsort``), compiled by two processes, can so get the same name; and of one name the linker takes the first
+    that it has loaded, for all callers: wrong results, or a crash. What one process compiles is numbered apart already.
+    """
+    if hasattr(FunctionIdentity, "_unique_ids"):
+        FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
+
+
+_make_names_unique()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_names_unique)
 
 
 def jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,10 +43,10 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     numba writes its cache beside the source, or under the user's cache folder where that is read-only,
     and replaces files in one step, so that processes may race. What it stores is looked up by CPU and
-    numba version. Two things are added here: the stamp is a hash of the source file instead of its
-    modification time (installers that fix all times would keep an old kernel alive; a kernel calls only
-    kernels of its own file, so the file is all it depends on), and where no folder can be written
-    the kernel is compiled in memory.
+    numba version. Three things are added here: names are unique (above); the stamp is a hash of the source instead of
+    its modification time (installers that fix all times would keep an old kernel alive), of the kernel's file and of
+    all files beside it whose names end in ``_kernels``, which are those that kernels may call each other from; and
+    where no folder can be written the kernel is compiled in memory.
     """
     compiled: Any = numba.njit(function)
     try:
@@ -34,15 +57,34 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     return compiled  # type: ignore[no-any-return]
 
 
+class _Index(IndexDataCacheFile):  # type: ignore[misc]
+    """An index that another version left behind may name classes that are gone: it counts as empty then."""
+
+    def _load_index(self) -> dict[Any, Any]:
+        try:
+            known: dict[Any, Any] = super()._load_index()
+        except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+            return {}
+        return known
+
+
 def _stamp_by_content(compiled: Any, source: str) -> None:
     if source not in _stamps:
-        _stamps[source] = (hashlib.sha256(Path(source).read_bytes()).hexdigest(), numba.__version__)
+        files = {Path(source), *Path(source).parent.glob("*_kernels.py")}
+        read = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files)))
+        _stamps[source] = (read.hexdigest(), numba.__version__, _LAYOUT)
     try:
         cache = compiled._cache
-        cache._cache_file = IndexDataCacheFile(
+        cache._cache_file = _Index(
             cache_path=cache._cache_path,
             filename_base=cache._impl.filename_base,
             source_stamp=_stamps[source],
         )
     except AttributeError:  # another numba lays its cache out differently: its own stamp stays
         return
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Part of each kernel of the same file that calls ``function``: for a few operations on many arrays."""
+    compiled: Callable[..., Any] = numba.njit(function, inline="always")
+    return compiled

@@ -83,7 +83,7 @@ def _fill(
 ) -> int:
     """Cut the rows into runs, each in the kind of micro-step whose cap real work fills best; their number, or -1.
 
-    Longest first, as in `cap_kernels.fill`: a run of awkward width lands where it fits, and short rows, which fit
+    Longest first, as in `fill_kernels.fill`: a run of awkward width lands where it fits, and short rows, which fit
     anywhere, take what is left. ``room`` (T,) runs of each kind, ``left`` (T,) those that remain.
     """
     wide, _, each, most, own = items

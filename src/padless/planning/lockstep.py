@@ -13,7 +13,8 @@ import numpy as np
 
 from padless.errors import PadlessError
 from padless.planning import cap_kernels, reach_kernels, run_kernels
-from padless.planning.cap_kernels import Found, Rates, Tries
+from padless.planning.cap_kernels import Found, Tries
+from padless.planning.fill_kernels import Rates
 from padless.planning.problem import Floats, Index, Problem, least_total
 
 __all__ = ["Common", "common_caps", "lockstep", "rates_of"]
@@ -42,48 +43,54 @@ def lockstep(problem: Problem, seed: int) -> Index:
         return best
     few = len(problem.items) <= _FEW
     tries = _tries(problem, rates, candidates[: 4 if few else 2], few=few, seed=seed)
-    for steps, bounds in _searched(problem, rates, tries):
-        reached = problem.lockstep_time(problem.run_costs(bounds), steps)
-        if reached < least:
-            least, best = reached, bounds
+    for time, bounds in _searched(rates, tries, _exact_states(problem)):
+        if time < least:
+            least, best = time, bounds
     return best
 
 
 def common_caps(problem: Problem, rates: Rates | None = None) -> list[Common]:
     """For each number of steps worth trying the smallest cap that needs no more runs; ``rates`` make it faster."""
-    total, fixed = float(problem.own[-1]), float(problem.cost[0])
     first = problem.steps_for(_fewest(problem))
+    steps = np.arange(first, first + 16 * problem.every, problem.every)  # (C,)
     # The widest run possible bounds the search from above, the costliest item from below.
     low = float(problem.run_costs(np.arange(len(problem.items) + 1)).max())
     widest = _cut(problem, 1e300, len(problem.items))
-    high = max(low, float(problem.run_costs(widest).max())) if len(widest) > 1 else low
-    top = high
-    found: list[Common] = []
-    for steps in range(first, first + 16 * problem.every, problem.every):
-        if found and steps * fixed + total / problem.ranks >= min(c[0] for c in found):
-            break
-        if rates is None:
-            high = _smallest_cap(problem, steps * problem.ranks, low, high)
-            bounds = _cut(problem, high, steps * problem.ranks)
-        else:
-            starts = np.empty(steps * problem.ranks + 1, dtype=np.int64)
-            room, runs = cap_kernels.lowest(
-                steps * problem.ranks, low - fixed, top - fixed, _near(problem), rates, starts
-            )
-            high, bounds = room + fixed, starts[: runs + 1]
-            if runs < 0:  # rounding: what ``top`` was taken from always does
-                high, bounds = top, _cut(problem, 1e300, len(problem.items))
-        if 1 < len(bounds) <= steps * problem.ranks + 1:
-            found.append((problem.lockstep_time(problem.run_costs(bounds), steps), steps, high, bounds))
+    top = max(low, float(problem.run_costs(widest).max())) if len(widest) > 1 else low
+    found = _caps(problem, steps, low, top) if rates is None else _caps_by_rates(problem, rates, steps, low, top)
     if not found:  # a floor on rows, or their multiple, may need more runs than were counted
         bounds = least_total(problem, every=1)
-        steps, costs = problem.steps_for(len(bounds) - 1), problem.run_costs(bounds)
-        found.append((problem.lockstep_time(costs, steps), steps, float(costs.max()), bounds))
+        needed, costs = problem.steps_for(len(bounds) - 1), problem.run_costs(bounds)
+        found.append((problem.lockstep_time(costs, needed), needed, float(costs.max()), bounds))
     return sorted(found, key=lambda c: c[0])
 
 
-def _near(problem: Problem) -> float:
-    return 1e-4 if len(problem.items) <= _SEARCHED else 1e-5
+def _caps_by_rates(problem: Problem, rates: Rates, steps: Index, low: float, top: float) -> list[Common]:
+    fixed, shape = float(problem.cost[0]), (len(steps), int(steps[-1]) * problem.ranks + 2)
+    times, caps, runs = np.empty(len(steps)), np.empty(len(steps)), np.empty(len(steps), dtype=np.int64)
+    bounds = np.empty(shape, dtype=np.int64)
+    near = 1e-4 if len(problem.items) <= _SEARCHED else 1e-5
+    looked = cap_kernels.common(
+        problem.ranks, fixed, steps, low - fixed, top - fixed, near, rates, times, caps, runs, bounds
+    )
+    return [
+        (float(times[c]), int(steps[c]), float(caps[c]) + fixed, bounds[c, : runs[c] + 1])
+        for c in range(looked)
+        if np.isfinite(times[c])
+    ]
+
+
+def _caps(problem: Problem, steps: Index, low: float, high: float) -> list[Common]:
+    total, fixed = float(problem.own[-1]), float(problem.cost[0])
+    found: list[Common] = []
+    for needed in map(int, steps):
+        if found and needed * fixed + total / problem.ranks >= min(c[0] for c in found):
+            break
+        high = _smallest_cap(problem, needed * problem.ranks, low, high)
+        bounds = _cut(problem, high, needed * problem.ranks)
+        if 1 < len(bounds) <= needed * problem.ranks + 1:
+            found.append((problem.lockstep_time(problem.run_costs(bounds), needed), needed, high, bounds))
+    return found
 
 
 def _fewest(problem: Problem) -> int:
@@ -172,36 +179,40 @@ def _tries(problem: Problem, rates: Rates, candidates: list[Common], *, few: boo
     )
 
 
-def _searched(problem: Problem, rates: Rates, tries: Tries) -> Iterator[tuple[int, Index]]:
-    """(steps, bounds of the runs) of what was found for each number of steps and limit."""
+def _exact_states(problem: Problem) -> int:
+    """Combinations of counts up to which caps are lowered exactly; none where items are not one sequence each."""
+    plain = problem.limits[2] == 1 and problem.single and not problem.items.over.any()
+    return _STATES if plain else 0
+
+
+def _searched(rates: Rates, tries: Tries, states: int) -> Iterator[tuple[float, Index]]:
+    """(time, bounds of the runs) of what was found for each number of steps and limit."""
     entries, most = len(tries.caps) * len(tries.tops), int(tries.slots.sum(axis=1).max())
     found = Found(
-        times=np.full(entries, np.inf),
+        times=np.empty(entries),
         rooms=np.empty((entries, tries.slots.shape[1])),
-        runs=np.zeros(entries, dtype=np.int64),
+        runs=np.empty(entries, dtype=np.int64),
         bounds=np.empty((entries, most + 2), dtype=np.int64),
     )
     cap_kernels.search(tries, rates, found)
-    plain = rates.multiple == 1 and int(problem.cum[-1]) == len(problem.items) and not problem.items.over.any()
-    for e in np.flatnonzero(found.runs):
-        c, top = e // len(tries.tops), float(tries.tops[e % len(tries.tops)])
+    for e in np.flatnonzero(found.times <= tries.within * found.times.min()):
+        c, top = divmod(int(e), len(tries.tops))
+        if found.runs[e] == 0:  # nothing was found for any
+            return
+        yield float(found.times[e]), found.bounds[e, : found.runs[e] + 1].copy()
         slots = tries.slots[c, : tries.kinds[c]]
-        yield int(slots.sum()) // problem.ranks, found.bounds[e, : found.runs[e] + 1].copy()
         # Each step must be a kind of its own: kinds of several steps cost as many caps.
-        exact = plain and int(slots.max()) == problem.ranks and float(np.prod(slots + 1.0)) <= _STATES
-        if exact and found.times[e] <= _WITHIN * found.times.min():
-            lowered = _lowered(found.rooms[e, : len(slots)], slots, rates, top, seed=tries.seed)
-            if len(lowered):
-                yield len(slots), lowered
+        if int(slots.max()) == tries.ranks and float(np.prod(slots + 1.0)) <= states:
+            bounds = _lowered(found.rooms[e, : len(slots)], slots, rates, float(tries.tops[top]), seed=tries.seed)
+            if len(bounds):
+                time = cap_kernels.step_time(bounds, len(bounds) - 1, len(slots), tries.ranks, tries.fixed, rates)
+                yield float(time), bounds
 
 
 def _lowered(room: Floats, slots: Index, rates: Rates, top: float, *, seed: int) -> Index:
     """Bounds of runs whose caps were lowered exactly, as far as the effort goes; none where rounding forbids them."""
     few = min(3.0, max(1.0, 256 / len(rates.base)))
     checks = int(few * _EXACT / (float(np.prod(slots + 1.0)) * len(slots) + 200))
-    if len(slots) == 2:
-        reach_kernels.halve(room, slots, top, _NEAR, checks, rates)
-    reach_kernels.lower(room, slots, top, _NEAR / 2, checks, seed, rates)
     bounds = np.empty(int(slots.sum()) + 2, dtype=np.int64)
-    runs = reach_kernels.trace(room, slots, rates, bounds)
-    return bounds[: max(0, runs + 1)].copy()
+    runs = reach_kernels.settle(room, slots, top, _NEAR, checks, seed, rates, bounds)
+    return bounds[: max(0, runs + 1)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["enough", "halve", "lower", "trace"]
+__all__ = ["enough", "halve", "lower", "settle", "trace"]
 
 Array = Any
 
@@ -190,3 +190,14 @@ def trace(room: Array, slots: Array, rates: Any, bounds: Array) -> int:
         bounds[g] = path[runs - 1 - g]
     bounds[runs] = count
     return runs
+
+
+@jit
+def settle(
+    room: Array, slots: Array, top: float, near: float, checks: int, seed: int, rates: Any, bounds: Array
+) -> int:
+    """Lower caps in place all ways that there are, each for ``checks``, and `trace` the runs."""
+    if len(slots) == 2:
+        halve(room, slots, top, near, checks, rates)
+    lower(room, slots, top, 0.5 * near, checks, seed, rates)
+    return trace(room, slots, rates, bounds)

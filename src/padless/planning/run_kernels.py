@@ -16,7 +16,7 @@ import numpy as np
 
 from padless.planning.kernels import jit
 
-__all__ = ["best_runs", "cut", "fewest_runs", "lower_cap", "reach", "run_cost"]
+__all__ = ["best_runs", "cut", "fewest_runs", "least_variable", "lower_cap", "reach", "run_cost"]
 
 Array = Any  # numba knows the types; see the module's docstring
 
@@ -243,6 +243,51 @@ def _best_runs_one_field(
     if best[count] == np.inf:
         return np.inf, 0
     return best[count], _walk_back(0, 1, back, starts)
+
+
+@jit
+def least_variable(
+    groups: int, goal: float, rounds: int, highest: float, known: Array, count: int,
+    cum: Array, wide: Array, over: Array, cost: Array, limits: Array, starts: Array,
+) -> tuple[float, int]:  # fmt: skip
+    """Variable cost that at most ``groups`` runs of one field cannot avoid, from below; and how many prices are known.
+
+    With a price for each run, the least total of all runs is a dynamic programme, and less ``price * groups`` it is a
+    lower bound for every price. The best price lies between the dearest that leaves too many runs and the cheapest that
+    does not: where the two lines ``total + (price' - price) * runs`` meet, until the programme finds nothing below them
+    (Kelley's cutting planes). Ends early at ``goal``, or after ``rounds`` programmes.
+
+    ``known`` (P, 3) holds ``count`` prices with their totals and runs, price 0 among them, and gets further ones. At
+    ``highest`` more runs do not pay.
+    """
+    best = -np.inf
+    for k in range(count):
+        best = max(best, known[k, 1] - known[k, 0] * groups)
+    for _ in range(rounds):
+        left = right = -1
+        for k in range(count):
+            if known[k, 2] > groups:
+                if left < 0 or known[k, 0] > known[left, 0]:
+                    left = k
+            elif right < 0 or known[k, 0] < known[right, 0]:
+                right = k
+        if left < 0 or best >= goal or count == len(known):
+            break
+        price, meet = highest, np.inf
+        if right >= 0:
+            of_left = known[left, 1] - known[left, 0] * known[left, 2]
+            of_right = known[right, 1] - known[right, 0] * known[right, 2]
+            price = (of_right - of_left) / (known[left, 2] - known[right, 2])
+            meet = of_left + price * known[left, 2]
+        if price <= known[left, 0] or (right >= 0 and price >= known[right, 0]):  # one of the two is the best price
+            break
+        total, runs = _best_runs_one_field(price, np.inf, cum, wide, over, cost, limits, starts)
+        known[count, 0], known[count, 1], known[count, 2] = price, total, runs
+        count += 1
+        best = max(best, total - price * groups)
+        if total >= meet - 1e-12 * abs(meet):
+            break
+    return best, count
 
 
 @jit
