@@ -34,7 +34,9 @@ class Tries(NamedTuple):
         deltas: (D,) float64 how far apart caps are at the start.
         effort: elementary steps of `fill` for each number of steps and limit.
         trials: at most so many trials for each kind.
-        within: a number of steps is given up where it is worse than the best by this factor.
+        shares: (2,) float64 of the effort with which what has come so far is followed, one after the other.
+        within: (3,) float64, an entry is given up where it is worse than the best by these factors: before its next
+            start is tried, and before it is followed the first and the second time.
         seed: of the random moves.
     """
 
@@ -47,7 +49,8 @@ class Tries(NamedTuple):
     deltas: Array
     effort: float
     trials: int
-    within: float
+    shares: Array
+    within: Array
     seed: int
 
 
@@ -236,44 +239,61 @@ def search(tries: Any, rates: Any, found: Any) -> None:
     """Look for the least sum of caps for each number of steps under each limit; ``found`` gets the results.
 
     How good a start says little about where it leads: all starts of an entry are followed a little, then the best one
-    of each entry further. What an entry gets does not depend on the others, and one limit is what the longest item
-    needs: a larger budget then takes nothing away from what a smaller one found.
+    of each entry further. Entries that fall behind the best are given up, the sooner the further. But for that, what an
+    entry gets does not depend on the others, and one limit is what the longest item needs: a larger budget then takes
+    nothing away from what a smaller one found.
     """
-    limits = len(tries.tops)
-    for e in range(len(found.times)):
-        c, top = e // limits, tries.tops[e % limits]
-        kinds = tries.kinds[c]
-        slots = tries.slots[c, :kinds]
-        runs = slots.sum()
-        room, held, used = np.empty(kinds), np.empty(runs + 2, dtype=np.int64), np.empty(kinds)
-        found.times[e], found.runs[e] = np.inf, 0
-        fills = _fills(tries, kinds, runs) // (2 * len(tries.deltas))
-        for d in range(len(tries.deltas)):
-            if top < tries.caps[c] or kinds == 1:  # a single cap is known already
-                break
-            if spread(room, slots, tries.caps[c], tries.deltas[d], top, rates) == np.inf:
-                continue
-            before = fill(room, slots, rates, held, used)
-            after = improve(room, slots, max(20, fills), tries.seed + d, min(2.0 * room.max(), top), rates, held)
-            time = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed
-            if time < found.times[e]:
-                found.times[e], found.runs[e] = time, after if after > 0 else before
-                found.rooms[e, :kinds] = room
-                found.bounds[e, : found.runs[e] + 1] = held[: found.runs[e] + 1]
+    entries, starts = len(found.times), len(tries.deltas)
+    found.times[:] = np.inf
+    found.runs[:] = 0
+    for d in range(starts):
+        least = found.times.min()
+        for e in range(entries):
+            if d == 0 or found.times[e] <= tries.within[0] * least:
+                _start(e, d, 1.0 / (2 * starts), tries, rates, found)
+    for k in range(len(tries.shares)):
+        _follow(tries.shares[k], tries.within[k + 1], starts + k, tries, rates, found)
+    for e in range(entries):
+        if found.runs[e] > 0:
+            steps = tries.slots[e // len(tries.tops)].sum() // tries.ranks
+            found.times[e] = step_time(found.bounds[e], found.runs[e], steps, tries.ranks, tries.fixed, rates)
+
+
+@jit
+def _start(e: int, d: int, share: float, tries: Any, rates: Any, found: Any) -> None:
+    """Follow start ``d`` of entry ``e`` for a share of its effort; kept where it is better than what the entry has."""
+    c, top = e // len(tries.tops), tries.tops[e % len(tries.tops)]
+    kinds = tries.kinds[c]
+    if top < tries.caps[c] or kinds == 1:  # a single cap is known already
+        return
+    slots = tries.slots[c, :kinds]
+    runs = slots.sum()
+    room, held, used = np.empty(kinds), np.empty(runs + 2, dtype=np.int64), np.empty(kinds)
+    if spread(room, slots, tries.caps[c], tries.deltas[d], top, rates) == np.inf:
+        return
+    before = fill(room, slots, rates, held, used)
+    fills = max(20, int(share * _fills(tries, kinds, runs)))
+    after = improve(room, slots, fills, tries.seed + d, min(2.0 * room.max(), top), rates, held)
+    time = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed
+    if time < found.times[e]:
+        found.times[e], found.runs[e] = time, after if after > 0 else before
+        found.rooms[e, :kinds] = room
+        found.bounds[e, : found.runs[e] + 1] = held[: found.runs[e] + 1]
+
+
+@jit
+def _follow(share: float, within: float, turn: int, tries: Any, rates: Any, found: Any) -> None:
+    """Improve for a share of the effort what is not worse than the best by more than ``within``."""
     least = found.times.min()
     for e in range(len(found.times)):
-        c, top = e // limits, tries.tops[e % limits]
+        c, top = e // len(tries.tops), tries.tops[e % len(tries.tops)]
         kinds = tries.kinds[c]
-        if found.times[e] > tries.within * least or found.runs[e] == 0:
+        if found.times[e] > within * least or found.runs[e] == 0 or share == 0.0:
             continue
         slots, room = tries.slots[c, :kinds], found.rooms[e, :kinds]
         runs = slots.sum()
-        fills = _fills(tries, kinds, runs)
-        seed, highest = tries.seed + len(tries.deltas), min(2.0 * room.max(), top)
-        after = improve(room, slots, max(20, fills), seed, highest, rates, found.bounds[e])
+        fills = max(20, int(share * _fills(tries, kinds, runs)))
+        after = improve(room, slots, fills, tries.seed + turn, min(2.0 * room.max(), top), rates, found.bounds[e])
         if after > 0:
             found.runs[e] = after
-    for e in range(len(found.times)):
-        if found.runs[e] > 0:
-            steps = tries.slots[e // limits].sum() // tries.ranks
-            found.times[e] = step_time(found.bounds[e], found.runs[e], steps, tries.ranks, tries.fixed, rates)
+            found.times[e] = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed

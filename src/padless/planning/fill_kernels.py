@@ -41,7 +41,7 @@ class Rates(NamedTuple):
 
 
 @jit
-def fill(room: Array, slots: Array, rates: Any, starts: Array, used: Array) -> int:
+def fill(room: Array, slots: Array, rates: Any, starts: Array, used: Array) -> Any:
     """Cut the items into runs, each in the kind of step it wastes the least of; runs, or -1 where items are left.
 
     Longest first: of the kinds with a slot left, the one whose cap is used best by real work, so that a
@@ -71,11 +71,11 @@ def fill(room: Array, slots: Array, rates: Any, starts: Array, used: Array) -> i
         g += np.uint64(1)
         i += rows
     starts[g] = count
-    return int(g) if i == count else -1
+    return np.int64(g) if i == count else -1
 
 
 @jit
-def fill_pair(rooms: Array, slots: Array, rates: Any, starts: Array, used: Array) -> tuple[int, int]:
+def fill_pair(rooms: Array, slots: Array, rates: Any, starts: Array, used: Array) -> tuple[Any, Any]:
     """`fill` for two sets of caps, (2, T), with ``starts`` (2, G + 2) and ``used`` (2, T).
 
     Where a run begins hangs on the one before, and a processor waits for most of such a chain: two side by side take
@@ -123,7 +123,7 @@ def fill_pair(rooms: Array, slots: Array, rates: Any, starts: Array, used: Array
             j += rows
     starts_a[g] = count
     starts_b[h] = count
-    return int(g) if i == count else -1, int(h) if j == count else -1
+    return np.int64(g) if i == count else -1, np.int64(h) if j == count else -1
 
 
 @inlined

@@ -28,6 +28,7 @@ _SHARES = 7.0, 2.6  # what a number of steps gets is the effort divided by this:
 _TRIALS = 350  # at most so many trials for each kind
 _DELTAS = (0.2, 0.4, 0.8)
 _WITHIN = 1.02  # numbers of steps that are worse by more are given up
+_CALM = 200  # items up to which there is time to follow each of them to the end
 _STATES = 6000  # combinations of counts up to which caps are lowered exactly
 _EXACT = 60_000  # elementary steps of that for each number of steps and limit; up to three times as much for few items
 _NEAR = 1e-3  # of the caps' sum: what is worth lowering
@@ -174,7 +175,8 @@ def _tries(problem: Problem, rates: Rates, candidates: list[Common], *, few: boo
         deltas=np.array(_DELTAS),
         effort=max(_FLOOR, _EFFORT * count) / _SHARES[0 if few else 1],
         trials=_TRIALS,
-        within=_WITHIN,
+        shares=np.array([1.0, 0.0] if count <= _CALM else [0.4, 0.6]),
+        within=np.array([np.inf, _WITHIN, 1.0] if count <= _CALM else [1.04, _WITHIN, 1.008]),
         seed=seed,
     )
 
@@ -195,7 +197,7 @@ def _searched(rates: Rates, tries: Tries, states: int) -> Iterator[tuple[float, 
         bounds=np.empty((entries, most + 2), dtype=np.int64),
     )
     cap_kernels.search(tries, rates, found)
-    for e in np.flatnonzero(found.times <= tries.within * found.times.min()):
+    for e in np.flatnonzero(found.times <= _WITHIN * found.times.min()):
         c, top = divmod(int(e), len(tries.tops))
         if found.runs[e] == 0:  # nothing was found for any
             return
