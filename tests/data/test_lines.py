@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from padless.data import measure
-from padless.data._lines import Lines, _row, columns_of_lines, read_lines
+from padless.data._lines import Lines, Stretch, _row, columns_of_lines, read_lines
 from padless.errors import PadlessError
 
 VALUES = st.recursive(
@@ -37,6 +39,12 @@ def test_blocks_hold_every_line_that_is_not_blank_with_its_number(
     assert [item for block in blocks for item in zip(block.numbers, block.split(), strict=True)] == expected
     assert [len(block) for block in blocks[:-1]] == [size] * (len(blocks) - 1), "a resumed pass counts on it"
     assert all(1 <= len(block) <= size for block in blocks)
+    places = [pickle.loads(pickle.dumps(block)) for block in read_lines(path, size, in_place=True)]
+    assert all(isinstance(place, Lines if zipped else Stretch) for place in places)
+    loaded = [place.load() if isinstance(place, Stretch) else place for place in places]
+    assert [(list(block.numbers), block.split()) for block in loaded] == [
+        (list(block.numbers), block.split()) for block in blocks
+    ]
     for block in blocks:
         apart = list(block.singles())
         assert [(one.numbers[0], one.data) for one in apart] == list(zip(block.numbers, block.split(), strict=True))
@@ -57,6 +65,20 @@ def told(parse: Any, text: str) -> str:
         return repr(parse(text))
     except ValueError as error:
         return f"error: {error}"
+
+
+def test_a_file_that_changes_while_it_is_read_is_told_and_a_pipe_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a"}\n' * 5)
+    places = list(read_lines(path, 2, in_place=True))
+    path.write_text('{"text": "a much longer row"}\n' * 2)
+    with pytest.raises(PadlessError, match=r"rows\.jsonl was changed while it was read"):
+        columns_of_lines(places[2], 4)
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text('{"text": "a b"}\n' * 5), daemon=True)
+    writer.start()
+    assert measure(pipe, tokenizer=str.split, batch_size=2, cache=False).lengths.tolist() == [2] * 5
 
 
 def test_an_array_and_lines_under_the_name_json_are_numbered_too(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from padless.data._lines import Lines, columns_of_lines, read_lines
+from padless.data._lines import columns_of_lines, read_lines
 from padless.data._rows import Columns, as_columns
 from padless.errors import PadlessError
 
@@ -42,16 +42,18 @@ class Source:
     shared: Any = field(default=None)
 
 
-def open_source(dataset: Any, *, columns: Sequence[str] | None = None) -> Source:
+def open_source(dataset: Any, *, columns: Sequence[str] | None = None, in_place: bool = False) -> Source:
     """Recognise a dataset; ``columns`` limits what is read from columnar files.
+
+    With ``in_place`` payloads of text files may be places that only this machine can read, see `read_lines`.
 
     Raises:
         PadlessError: a missing file, a suffix that is not known, or an object that holds no rows.
     """
     if isinstance(dataset, str | Path):
-        return _files(_expand(Path(dataset)), columns)
+        return _files(_expand(Path(dataset)), columns, in_place)
     if isinstance(dataset, list | tuple) and dataset and all(isinstance(item, Path) for item in dataset):
-        return _files([path for item in dataset for path in _expand(item)], columns)
+        return _files([path for item in dataset for path in _expand(item)], columns, in_place)
     if isinstance(dataset, dict | set) or dataset is None:
         raise PadlessError(
             f"dataset is a {type(dataset).__name__}; expected a path, a Hugging Face or Arrow dataset, a list of rows,"
@@ -84,16 +86,20 @@ def _expand(path: Path) -> list[Path]:
     return [path]
 
 
-def _files(paths: list[Path], columns: Sequence[str] | None) -> Source:
+def _files(paths: list[Path], columns: Sequence[str] | None, in_place: bool) -> Source:
     tabular = [path.name.endswith((".parquet", ".arrow")) for path in paths]
     if any(tabular) and not all(tabular):
         raise PadlessError(f"{paths[0].parent} mixes text and columnar files: name the files of one kind")
-    read = _read_columnar if all(tabular) else _read_text
 
     def payloads(size: int) -> Iterator[tuple[int, Any]]:
         first = 0
         for path in paths:
-            for rows, payload in read(path, size, columns):
+            found: Iterator[tuple[int, Any]] = (
+                _read_columnar(path, size, columns)
+                if all(tabular)
+                else ((len(lines), lines) for lines in read_lines(path, size, in_place=in_place))
+            )
+            for rows, payload in found:
                 yield first, payload
                 first += rows
 
@@ -114,12 +120,6 @@ def _files(paths: list[Path], columns: Sequence[str] | None) -> Source:
         folder=paths[0].parent,
         fingerprint=fingerprint,
     )
-
-
-def _read_text(path: Path, size: int, columns: Sequence[str] | None) -> Iterator[tuple[int, Lines]]:
-    """Unparsed lines, so that workers parse; their columns are not known before."""
-    for lines in read_lines(path, size):
-        yield len(lines), lines
 
 
 def _columnar_rows(path: Path) -> int:

@@ -209,7 +209,7 @@ def measure(
     if known is not None:
         raw, kept_at, was_cached, what = Raw(lengths=known), None, False, "lengths"
     else:
-        source = open_source(dataset)
+        source = open_source(dataset, in_place=True)
         what = source.what
         kept_at = open_cache(cache, source, plan)
         found = None if kept_at is None else kept_at.load()
