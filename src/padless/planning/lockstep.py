@@ -24,11 +24,11 @@ _SEARCHED = 50_000  # items up to which caps are searched; beyond, common caps a
 _FEW = 1500  # items up to which four numbers of steps are searched under two limits; beyond, two under one
 _EFFORT = 2900  # elementary steps of the search for each item, 2 to 4 ns each
 _FLOOR = 650_000  # for so many at least
-_SHARES = 7.0, 2.6  # what a number of steps gets is the effort divided by this: where items are few, and beyond
+_SHARES = 7.0, 11.0, 2.6  # the effort divided by this is for a number of steps: up to _CALM items, up to _FEW, beyond
 _TRIALS = 350  # at most so many trials for each kind
 _DELTAS = (0.2, 0.4, 0.8)
 _WITHIN = 1.02  # numbers of steps that are worse by more are given up
-_CALM = 200  # items up to which there is time to follow each of them to the end
+_CALM = 240  # items up to which there is time to follow each of them to the end
 _STATES = 6000  # combinations of counts up to which caps are lowered exactly
 _EXACT = 60_000  # elementary steps of that for each number of steps and limit; up to three times as much for few items
 _NEAR = 1e-3  # of the caps' sum: what is worth lowering
@@ -157,6 +157,7 @@ def _highest(rates: Rates) -> float:
 
 def _tries(problem: Problem, rates: Rates, candidates: list[Common], *, few: bool, seed: int) -> Tries:
     fixed, count = float(problem.cost[0]), len(problem.items)
+    calm = count <= _CALM
     each = [_kinds(steps, problem.ranks) for _, steps, _, _ in candidates]
     slots = np.zeros((len(each), max(map(len, each))), dtype=np.int64)  # (C, T)
     for held, per_kind in zip(slots, each, strict=True):
@@ -173,10 +174,10 @@ def _tries(problem: Problem, rates: Rates, candidates: list[Common], *, few: boo
         slots=slots,
         tops=np.array(tops),
         deltas=np.array(_DELTAS),
-        effort=max(_FLOOR, _EFFORT * count) / _SHARES[0 if few else 1],
+        effort=max(_FLOOR, _EFFORT * count) / _SHARES[0 if calm else 1 if few else 2],
         trials=_TRIALS,
-        shares=np.array([1.0, 0.0] if count <= _CALM else [0.4, 0.6]),
-        within=np.array([np.inf, _WITHIN, 1.0] if count <= _CALM else [1.04, _WITHIN, 1.008]),
+        shares=np.array([1.0, 0.0] if calm else [0.4, 0.6]),
+        within=np.array([np.inf, _WITHIN, 1.0] if calm else [1.04, _WITHIN, 1.008]),
         seed=seed,
     )
 
