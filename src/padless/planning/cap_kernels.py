@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from padless.planning.fill_kernels import fill, fill_pair
-from padless.planning.kernels import jit
+from padless.planning.fill_kernels import copied, fill, fill_pair, weighted
+from padless.planning.kernels import inlined, jit
 
 __all__ = ["Found", "Tries", "common", "improve", "lowest", "search", "spread", "step_time"]
 
@@ -102,7 +102,10 @@ def step_time(bounds: Array, runs: int, steps: int, ranks: int, fixed: float, ra
         rows = rates.cum[bounds[g + 1]] - rates.cum[bounds[g]]
         costs[g] = rates.base[bounds[g]] + rows * rates.unit[bounds[g]]
     costs.sort()
-    return steps * fixed + costs[::-1][::ranks].sum()
+    total = steps * fixed
+    for g in range(runs - 1, -1, -ranks):
+        total += costs[g]
+    return total
 
 
 @jit
@@ -145,10 +148,10 @@ def spread(room: Array, slots: Array, centre: float, delta: float, top: float, r
             trial[t] = min(top, middle * (1.0 + delta * ((t + 0.5) / kinds - 0.5)))
         if fill(trial, slots, rates, starts, used) >= 0:
             high = middle
-            total = (trial * slots).sum()
+            total = weighted(trial, slots)
             if total < least:
                 least = total
-                room[:] = trial
+                copied(trial, room, kinds)
         else:
             low = middle
     return least
@@ -168,7 +171,7 @@ def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates:
     used, trials = np.empty((2, kinds)), np.empty((2, kinds))
     current = room.copy()
     state = seed * 2654435761 % 2147483647 + 1
-    least = (room * slots).sum()
+    least = weighted(room, slots)
     fine = 2e-5 * least / slots.sum()
     patience = 16 * kinds + 16
     done = runs = succeeded = 0
@@ -196,15 +199,15 @@ def improve(room: Array, slots: Array, fills: int, seed: int, top: float, rates:
             succeeded = done
             for k in range(kinds):
                 current[k] = min(trials[w, k], used[w, k] * (1.0 + 1e-12) + 1e-12)
-            total = (current * slots).sum()
+            total = weighted(current, slots)
             if total < least:
                 least, runs = total, found
-                room[:] = current
-                bounds[: runs + 1] = starts[w, : runs + 1]
+                copied(current, room, kinds)
+                copied(starts[w], bounds, runs + 1)
             if done == fills:
                 break
             stride *= 3.0
-            trials[w] = current
+            copied(current, trials[w], kinds)
             trials[w, t] = current[t] - stride
             done += 1
             found = fill(trials[w], slots, rates, starts[w], used[w])
@@ -221,7 +224,7 @@ def _draw(trial: Array, current: Array, slots: Array, fine: float, top: float, s
     s = state % (kinds + 1)  # the last: none grows
     state = state * 48271 % 2147483647
     share = state / 2147483647.0
-    trial[:] = current
+    copied(current, trial, kinds)
     if s != t and s < kinds:
         trial[s] = min(top, current[s] * (1.0 + 0.3 * share * share * share))
         trial[t] -= (trial[s] - current[s]) * slots[s] / slots[t]
@@ -259,7 +262,7 @@ def search(tries: Any, rates: Any, found: Any) -> None:
             found.times[e] = step_time(found.bounds[e], found.runs[e], steps, tries.ranks, tries.fixed, rates)
 
 
-@jit
+@inlined
 def _start(e: int, d: int, share: float, tries: Any, rates: Any, found: Any) -> None:
     """Follow start ``d`` of entry ``e`` for a share of its effort; kept where it is better than what the entry has."""
     c, top = e // len(tries.tops), tries.tops[e % len(tries.tops)]
@@ -274,14 +277,14 @@ def _start(e: int, d: int, share: float, tries: Any, rates: Any, found: Any) -> 
     before = fill(room, slots, rates, held, used)
     fills = max(20, int(share * _fills(tries, kinds, runs)))
     after = improve(room, slots, fills, tries.seed + d, min(2.0 * room.max(), top), rates, held)
-    time = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed
+    time = weighted(room, slots) / tries.ranks + runs // tries.ranks * tries.fixed
     if time < found.times[e]:
         found.times[e], found.runs[e] = time, after if after > 0 else before
-        found.rooms[e, :kinds] = room
-        found.bounds[e, : found.runs[e] + 1] = held[: found.runs[e] + 1]
+        copied(room, found.rooms[e], kinds)
+        copied(held, found.bounds[e], found.runs[e] + 1)
 
 
-@jit
+@inlined
 def _follow(share: float, within: float, turn: int, tries: Any, rates: Any, found: Any) -> None:
     """Improve for a share of the effort what is not worse than the best by more than ``within``."""
     least = found.times.min()
@@ -296,4 +299,4 @@ def _follow(share: float, within: float, turn: int, tries: Any, rates: Any, foun
         after = improve(room, slots, fills, tries.seed + turn, min(2.0 * room.max(), top), rates, found.bounds[e])
         if after > 0:
             found.runs[e] = after
-            found.times[e] = (room * slots).sum() / tries.ranks + runs // tries.ranks * tries.fixed
+            found.times[e] = weighted(room, slots) / tries.ranks + runs // tries.ranks * tries.fixed

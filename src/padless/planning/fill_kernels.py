@@ -13,7 +13,7 @@ import numpy as np
 
 from padless.planning.kernels import inlined, jit
 
-__all__ = ["Rates", "fill", "fill_pair"]
+__all__ = ["Rates", "copied", "fill", "fill_pair", "weighted"]
 
 Array = Any
 
@@ -166,12 +166,25 @@ def _begin(room: Array, slots: Array, left: Array, open_room: Array, share: Arra
 
 
 @inlined
-def _spare(room: Array, slots: Array, unit: Array, work: Array) -> float:
-    """What may be wasted in all."""
+def weighted(room: Array, slots: Array) -> float:
+    """Sum of the caps, each as often as it has slots. (Array expressions take seconds to compile, for their errors.)"""
     total = 0.0
     for t in range(len(room)):
         total += room[t] * slots[t]
-    return total * (1.0 + 1e-12) - work[len(work) - 1] if unit[0] > 0.0 else np.inf
+    return total
+
+
+@inlined
+def copied(source: Array, target: Array, count: int) -> None:
+    """Set the first ``count`` of ``target``."""
+    for k in range(count):
+        target[k] = source[k]
+
+
+@inlined
+def _spare(room: Array, slots: Array, unit: Array, work: Array) -> float:
+    """What may be wasted in all."""
+    return weighted(room, slots) * (1.0 + 1e-12) - work[len(work) - 1] if unit[0] > 0.0 else np.inf
 
 
 @jit
