@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,27 @@ def test_bad_input_is_one_line_and_exit_2(
     assert len(lines) == 1
     assert lines[0].startswith("padless: ")
     assert (message or "cannot be loaded") in lines[0]
+
+
+def test_what_plans_is_loaded_while_workers_tokenize_and_changes_nothing(
+    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = import_module("padless.cli.analyze")
+    loaded: list[str] = []
+    load = command._load_planners
+    monkeypatch.setattr(command, "_load_planners", lambda: (load(), loaded.append(threading.current_thread().name)))
+    (tmp_path / "my_slow.py").write_text(
+        "import time\n\n\ndef words(text):\n    time.sleep(0.005)\n    return text.split()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    results = []
+    for delay, workers in ((0.2, 2), (600.0, 2), (0.0, 0)):
+        monkeypatch.setattr(command, "_LONG_ENOUGH", delay)
+        options = ("--tokenizer", "my_slow:words", "--json", "--workers", workers, "--no-cache")
+        results.append(run(capsys, texts, *options)[:2])
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join(120)
+        assert len(loaded) == 1, "once, in the first run only"
+    assert results[0][0] == 0
+    assert results[0] == results[1] == results[2]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +22,9 @@ from padless.data.measure import Measured, measure
 from padless.errors import PadlessError, choose
 
 __all__ = ["analyze"]
+
+_LONG_ENOUGH = 3.0
+"""Seconds of measuring after which the planners are loaded beside it: small inputs are done by then."""
 
 
 def analyze(
@@ -153,7 +159,7 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
         kept = {key: options[key] for key in ("max_length", "overlong")}
         return measure(np.asarray(array), **kept)
     files = input_files(name)
-    with readable(name), progress_bar(quiet=quiet) as show:
+    with readable(name), progress_bar(quiet=quiet) as show, _loading_planners(options["workers"]):
         source: Any = files[0] if len(files) == 1 else files
         stage = f"measuring {Path(name).name}"
         try:
@@ -162,6 +168,24 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
             if not str(error).startswith("row "):
                 raise
             raise PadlessError(f"{name}, {error}") from error
+
+
+@contextmanager
+def _loading_planners(workers: int) -> Iterator[None]:
+    """While workers tokenize for some time, load what plans afterwards: a second or two that nobody then waits for."""
+    timer = threading.Timer(_LONG_ENOUGH, _load_planners)
+    timer.daemon = True
+    if workers > 0:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _load_planners() -> None:
+    with suppress(Exception):  # whatever it is, it comes again, where it is told
+        analyze_lengths(np.arange(1, 301), token_budget=1024)
 
 
 def _weights(given: str, count: int) -> list[float]:
