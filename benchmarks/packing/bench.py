@@ -1,6 +1,6 @@
 """Packing and analysis at scale: throughput against the tokenizer and TRL, memory, efficiency, kills.
 
-    python benchmarks/packing/bench.py                     # everything, about twenty minutes on two quiet cores
+    python benchmarks/packing/bench.py                     # everything, about 25 minutes on two quiet cores
     python benchmarks/packing/bench.py --only trl kills    # some parts; the others keep their last result
     python benchmarks/packing/bench.py --quick             # small sizes, under two minutes, into results-quick.json
 

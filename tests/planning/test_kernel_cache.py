@@ -138,6 +138,17 @@ def test_an_index_that_names_a_class_of_another_version_is_no_error(tmp_path: Pa
         assert run(code, NUMBA_CACHE_DIR=cache, PYTHONDONTWRITEBYTECODE="1") == "2"
 
 
+def test_a_broken_index_is_written_anew(kernel: Path) -> None:
+    cache, code = kernel.parent / "cache", COUNT.format(folder=str(kernel.parent))
+    assert run(code, NUMBA_CACHE_DIR=str(cache)) == "42"
+    (index,) = cache.rglob("*.nbi")
+    whole = index.read_bytes()
+    for broken in (b"", whole[: len(whole) // 2], b"garbage"):
+        index.write_bytes(broken)
+        assert run(code, NUMBA_CACHE_DIR=str(cache)) == "42"
+        assert index.read_bytes() == whole
+
+
 @pytest.mark.slow
 def test_a_folder_that_cannot_be_written_does_not_stop_a_plan(tmp_path: Path) -> None:
     package = tmp_path / "site" / "padless"

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from padless.planning import run_kernels
-from padless.planning.problem import Problem
+from padless.planning.problem import Index, Problem
 
 __all__ = ["makespan_bound"]
 
@@ -52,9 +52,8 @@ class _Prices:
     """Dynamic programmes at several prices per run; each gives a bound for every number of runs."""
 
     def __init__(self, problem: Problem) -> None:
-        relaxed = problem.limits.copy()
-        relaxed[2] = 1
-        self._arrays = problem.cum, problem.items.widths, problem.items.over, problem.cost, relaxed
+        self._own = problem.own
+        self._arrays = problem.cum, problem.items.widths, problem.items.over, problem.cost, _without_multiple(problem)
         self._starts = np.empty(len(problem.items) + 1, dtype=np.int64)
         self._known = np.empty((_PRICES, 3))
         self._count = 0
@@ -75,17 +74,21 @@ class _Prices:
 
     def _solve(self, price: float) -> tuple[float, int]:
         cum, wide, over, cost, limits = self._arrays
-        total, runs = run_kernels.best_runs(
-            price, np.inf, 1, 1, cum, wide, over, np.empty(0), cost, limits, self._starts
-        )
+        total, runs = run_kernels.best_runs(price, np.inf, 1, 1, cum, wide, over, self._own, cost, limits, self._starts)
         return float(total), int(runs)
 
 
 def _fewest_groups(problem: Problem) -> int:
-    relaxed = problem.limits.copy()
-    relaxed[2] = 1
+    items = problem.items
     return int(
         run_kernels.fewest_runs(
-            problem.cum, problem.items.widths, problem.items.over, problem.cost, relaxed, problem.single
+            problem.cum, items.widths, items.over, problem.cost, _without_multiple(problem), problem.single
         )
     )
+
+
+def _without_multiple(problem: Problem) -> Index:
+    """The limits, but that runs hold any number of sequences: that can only be easier."""
+    relaxed = problem.limits.copy()
+    relaxed[2] = 1
+    return relaxed

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import pickle
 import secrets
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,15 @@ class _Index(IndexDataCacheFile):  # type: ignore[misc]
     def _load_index(self) -> dict[Any, Any]:
         try:
             known: dict[Any, Any] = super()._load_index()
-        except (AttributeError, ImportError, EOFError, pickle.UnpicklingError):
+        except Exception:  # of what is broken, pickle raises nearly anything
             return {}
         return known
 
 
 def _stamp_by_content(compiled: Any, source: str) -> None:
     if source not in _stamps:
-        files = {Path(source), *Path(source).parent.glob("*_kernels.py")}
-        read = hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files)))
+        files = sorted({Path(source), *Path(source).parent.glob("*_kernels.py")})
+        read = hashlib.sha256(b"".join(map(_digest, files)))
         _stamps[source] = (read.hexdigest(), numba.__version__, _LAYOUT)
     try:
         cache = compiled._cache
@@ -84,7 +84,12 @@ def _stamp_by_content(compiled: Any, source: str) -> None:
         return
 
 
+@cache
+def _digest(file: Path) -> bytes:
+    return hashlib.sha256(file.read_bytes()).digest()
+
+
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Part of each kernel of the same file that calls ``function``: for a few operations on many arrays."""
+    """Part of each kernel that calls ``function``, from the same files as `jit`: a few operations on many arrays."""
     compiled: Callable[..., Any] = numba.njit(function, inline="always")
     return compiled
