@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from transformers import JambaConfig, JambaForCausalLM
 from transformers.models.jamba import modeling_jamba
 
-from padless.bench import scan, scan_fused
+from padless.bench import scan, scan_fused, scan_kernels, scan_vectors
 from padless.bench.scan import linear_scan, selective_scan
 
 STOCK = modeling_jamba.mamba_selective_scan
@@ -192,6 +196,18 @@ def test_large_steps_decay_to_nothing_and_do_not_overflow(path):
     ours, _ = outputs(selective_scan, given)
     stock, _ = outputs(STOCK, given)
     assert difference(ours, stock) < 1e-5
+
+
+def test_kernels_are_kept_on_disk_and_stamped_by_both_of_their_files():
+    """What a kernel is made of beside its own file: the operations on vectors."""
+    kernel = scan_kernels.kernels(np.dtype(np.float32))[0]
+    stamp = kernel._cache._cache_file._source_stamp
+    digest = hashlib.sha256()
+    for file in sorted((scan_kernels.__file__, scan_vectors.__file__)):
+        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
+    assert stamp[0] == digest.hexdigest()
+    assert Path(kernel.stats.cache_path).is_dir()
+    assert sum(kernel.stats.cache_hits.values()) + sum(kernel.stats.cache_misses.values()) == 1
 
 
 def test_half_precision_is_scanned_in_float32():

@@ -126,6 +126,20 @@ def test_a_kernel_is_compiled_anew_when_one_it_may_call_has_changed(tmp_path: Pa
         assert run(code, NUMBA_CACHE_DIR=cache, PYTHONDONTWRITEBYTECODE="1") == str(1 + plus)
 
 
+def test_a_kernel_is_compiled_anew_when_a_file_that_it_is_made_of_has_changed(tmp_path: Path) -> None:
+    part, source = tmp_path / "part.py", tmp_path / "kernel.py"
+    source.write_text(
+        "from padless.planning.kernels import jit\nimport part\nPLUS = part.PLUS\n\n\n"
+        "def add(x):\n    return x + PLUS\n\n\nanswer = jit(add, made_of=[part.__file__], nogil=True)\n"
+    )
+    code, cache = COUNT.format(folder=str(tmp_path)), str(tmp_path / "cache")
+    for plus in (41, 42):
+        part.write_text(f"PLUS = {plus}\n")
+        os.utime(part, (0, 0))
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        assert run(code, NUMBA_CACHE_DIR=cache, PYTHONDONTWRITEBYTECODE="1") == str(1 + plus)
+
+
 def test_an_index_that_names_a_class_of_another_version_is_no_error(tmp_path: Path) -> None:
     cache = str(tmp_path / "cache")
     for name in ("Given", "Renamed"):

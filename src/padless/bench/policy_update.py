@@ -68,7 +68,7 @@ class BenchOptions:
     seed: int = 0
     masks: bool = True
     checkpointing: bool = False
-    calibration_seconds: float = 5.0
+    calibration_seconds: float = 4.0
 
     def checked(self, workload: Workload) -> BenchOptions:
         """The same with every value checked and the token budget filled in."""
@@ -166,9 +166,9 @@ class _Run:
 
     def result(self) -> ModelResult:
         self.tell(f"{self.built.name}: checking layouts")
-        alone = self._first_pass()
-        self.batch = add_rollout(self.batch, alone, seed=self.seed)
-        probes = self._probe(alone)
+        self.alone = self._first_pass()
+        self.batch = add_rollout(self.batch, self.alone, seed=self.seed)
+        probes = self._probe(self.alone)
         self.setting = _with_layouts(self.setting, probes)
         self.tell(f"{self.built.name}: measuring what a micro-batch costs")
         cost, seconds = self._calibrate()
@@ -266,7 +266,13 @@ class _Run:
                 trajectory = trajectories[name]
                 trajectory.begin()
                 step = run_step(
-                    name, trajectory, self.batch, self.setting, device=self.options.device, keep=repeat == 0
+                    name,
+                    trajectory,
+                    self.batch,
+                    self.setting,
+                    device=self.options.device,
+                    keep=repeat == 0,
+                    reference=self.alone if name == ALONE else None,  # its time counts for nothing
                 )
                 if step.evidence is not None:
                     evidence[name] = step.evidence

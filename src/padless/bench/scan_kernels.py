@@ -16,12 +16,13 @@ there. Both release the GIL, so that threads can share the blocks.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numba
 import numpy as np
 
+from padless.bench import scan_vectors
 from padless.bench.scan_vectors import (
     LANES,
     add,
@@ -41,6 +42,7 @@ from padless.bench.scan_vectors import (
     turn,
     widen,
 )
+from padless.planning.kernels import jit
 
 __all__ = ["CHUNK", "TILES", "kernels"]
 
@@ -57,8 +59,7 @@ that they are subnormal made the scan of padded rows take twice as long."""
 _DELTA, _U, _INFLOW, _Y, _GATE, _DY, _DECAY, _STATE, _TO_INFLOW, _TO_STEP, _X = range(TILES)
 
 
-def _compiled(function: Any) -> Any:
-    return numba.njit(nogil=True, error_model="numpy")(function)
+_compiled = partial(jit, made_of=(scan_vectors.__file__,), nogil=True, error_model="numpy")
 
 
 @_compiled
@@ -311,7 +312,12 @@ def kernels(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     common = (whole, whole, real, flag, flag)
     forward = (*given, loose, solid[5], solid[3], solid[3], *common)
     backward = (*given, solid[5], loose, *[solid[3]] * 4, loose, real[:, :, ::1], solid[3], solid[3], solid[4], *common)
-    return (
-        numba.njit(forward, nogil=True, error_model="numpy")(_forward),
-        numba.njit(backward, nogil=True, error_model="numpy")(_backward),
-    )
+    return _for(forward, _forward), _for(backward, _backward)
+
+
+def _for(signature: Any, function: Any) -> Any:
+    """``function`` compiled, or loaded from disk, for these arguments and no others."""
+    kernel: Any = _compiled(function)
+    kernel.compile(signature)
+    kernel.disable_compile()
+    return kernel

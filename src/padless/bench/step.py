@@ -127,6 +127,7 @@ def run_step(
     *,
     device: str = "cpu",
     keep: bool = False,
+    reference: torch.Tensor | None = None,
     tick: Callable[[], None] | None = None,
 ) -> Step:
     """Run one optimizer step of an arm on its trajectory.
@@ -138,16 +139,19 @@ def run_step(
         setting: what the arm is given.
         device: where time and memory are measured.
         keep: keep log-probabilities, loss and gradient of this step (the clock and the memory meter stand still).
+        reference: (N, R) log-probabilities under the frozen model, to go without the pass that computes them.
         tick: called after each micro-batch.
     """
     clock = Clock(device)
-    micros: list[Shape] = []
     trains: list[torch.Tensor] = []
     total = torch.zeros((), dtype=torch.float64, device=batch["input_ids"].device)
     with PeakMemory(device) as memory:
-        groups, reference = _reference_pass(arm, trajectory.reference, batch, setting, clock, micros, tick)
+        groups = None
+        if reference is None:
+            groups, reference = _reference_pass(arm, trajectory.reference, batch, setting, clock, tick)
         with clock("overhead"):
-            groups = groups.again({**batch, "ref_log_probs": reference})
+            full = {**batch, "ref_log_probs": reference}
+            groups = group(arm, full, setting) if groups is None else groups.again(full)
         with clock("train"):
             denominator = denominators(batch["response_mask"])
         with clock("overhead"):
@@ -172,7 +176,7 @@ def run_step(
     return Step(
         seconds={"reference": 0.0, "train": 0.0, "overhead": 0.0, **clock.parts},
         loss=float(total),
-        micros=tuple(micros),
+        micros=tuple(micro.shape for micro in prepared),
         peak_memory_bytes=memory.peak,
         evidence=evidence,
     )
@@ -184,7 +188,6 @@ def _reference_pass(
     batch: Batch,
     setting: Setting,
     clock: Clock,
-    micros: list[Shape],
     tick: Callable[[], None] | None,
 ) -> tuple[Grouping, torch.Tensor]:
     """Log-probabilities under the frozen model: (N, R)."""
@@ -197,7 +200,6 @@ def _reference_pass(
     for micro in prepared:
         with clock("reference"), torch.no_grad():
             outputs.append(micro.log_probs(reference))
-        micros.append(micro.shape)
         if tick is not None:
             tick()
     with clock("overhead"):

@@ -74,10 +74,14 @@ def bench(
     only_json = as_json == "-"
     targets = [Path(as_json)] if as_json and not only_json else []
     _check_targets([*targets, *([html] if html else [])])
-    _prepare(threads, device)
-    from padless.bench.policy_update import BenchOptions, run
+    from padless.bench.compiling import PARTS, compiled_beside
 
-    with redirect_stdout(sys.stderr), _progress(quiet=only_json) as tell:
+    parts = [part for part in PARTS if device == "cpu" or part != "scan"]
+    with redirect_stdout(sys.stderr), _progress(quiet=only_json) as tell, compiled_beside(parts) as compiled:
+        tell("loading torch and transformers")
+        _prepare(threads, device)
+        from padless.bench.policy_update import BenchOptions, run
+
         tell("reading sequences")
         sampled = _sequences(workload, data, tokenizer, sequences, scale, (max_prompt, max_response), seed)
         options = BenchOptions(
@@ -91,7 +95,9 @@ def bench(
             seed=seed,
             masks=masks,
             checkpointing=checkpointing,
-        )
+        ).checked(sampled)
+        tell("compiling kernels (the first time on this machine)")
+        compiled()
         report = run(sampled, options, progress=tell)
     _write(report, as_json, html, only_json)
     failed = {name: found.failed for name, found in report.models.items() if found.failed}

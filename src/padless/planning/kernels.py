@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from numba.core.caching import IndexDataCacheFile
 __all__ = ["inlined", "jit"]
 
 _LAYOUT = "unique names"  # part of the stamp: kernels that were cached before names were unique are compiled anew
-_stamps: dict[str, tuple[str, str, str]] = {}
+_stamps: dict[tuple[str, ...], tuple[str, str, str]] = {}
 
 
 def _make_names_unique() -> None:
@@ -38,7 +38,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_make_names_unique)
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit(function: Callable[..., Any], *, made_of: Sequence[str] = (), **options: Any) -> Callable[..., Any]:
     """Compile ``function`` at its first call with each kind of argument, and keep the result on disk.
 
     numba writes its cache beside the source, or under the user's cache folder where that is read-only,
@@ -47,13 +47,18 @@ def jit(function: Callable[..., Any]) -> Callable[..., Any]:
     its modification time (installers that fix all times would keep an old kernel alive), of the kernel's file and of
     all files beside it whose names end in ``_kernels``, which are those that kernels may call each other from; and
     where no folder can be written the kernel is compiled in memory.
+
+    Args:
+        function: what to compile.
+        made_of: further files whose contents are part of the kernel.
+        options: of ``numba.njit``.
     """
-    compiled: Any = numba.njit(function)
+    compiled: Any = numba.njit(**options)(function)
     try:
         compiled.enable_caching()
     except RuntimeError:  # no folder can be written
         return compiled  # type: ignore[no-any-return]
-    _stamp_by_content(compiled, function.__code__.co_filename)
+    _stamp_by_content(compiled, (function.__code__.co_filename, *made_of))
     return compiled  # type: ignore[no-any-return]
 
 
@@ -68,17 +73,17 @@ class _Index(IndexDataCacheFile):  # type: ignore[misc]
         return known
 
 
-def _stamp_by_content(compiled: Any, source: str) -> None:
-    if source not in _stamps:
-        files = sorted({Path(source), *Path(source).parent.glob("*_kernels.py")})
+def _stamp_by_content(compiled: Any, sources: tuple[str, ...]) -> None:
+    if sources not in _stamps:
+        files = sorted({*map(Path, sources), *Path(sources[0]).parent.glob("*_kernels.py")})
         read = hashlib.sha256(b"".join(map(_digest, files)))
-        _stamps[source] = (read.hexdigest(), numba.__version__, _LAYOUT)
+        _stamps[sources] = (read.hexdigest(), numba.__version__, _LAYOUT)
     try:
         cache = compiled._cache
         cache._cache_file = _Index(
             cache_path=cache._cache_path,
             filename_base=cache._impl.filename_base,
-            source_stamp=_stamps[source],
+            source_stamp=_stamps[sources],
         )
     except AttributeError:  # another numba lays its cache out differently: its own stamp stays
         return

@@ -32,7 +32,9 @@ def _grown(records: Array, used: int) -> Array:
     if used < len(records):
         return records
     larger = np.empty((2 * len(records), records.shape[1]), dtype=np.int64)
-    larger[:used] = records
+    for i in range(used):  # the assignment of a slice takes seconds to compile, for its error message
+        for k in range(records.shape[1]):
+            larger[i, k] = records[i, k]
     return larger
 
 

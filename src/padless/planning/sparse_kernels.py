@@ -38,7 +38,9 @@ def _find(rooms: Array, held: Array, sequence: Array, blocks: int, room: int) ->
 @jit
 def _doubled(array: Array) -> Array:
     larger = np.zeros((2 * len(array), *array.shape[1:]), dtype=array.dtype)
-    larger[: len(array)] = array
+    old, new = array.ravel(), larger.ravel()  # views
+    for i in range(array.size):  # the assignment of a slice takes seconds to compile, for its error message
+        new[i] = old[i]
     return larger
 
 

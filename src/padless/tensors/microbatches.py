@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from padless.shapes import round_up
 from padless.tensors.boundaries import Boundaries, boundaries_of
 from padless.tensors.distributed import World, ragged, response_alignments
 from padless.tensors.gather import Cells, padded_cells
-from padless.tensors.inputs import Responses, cells_of, packed_inputs, padded_inputs, response_cells
+from padless.tensors.inputs import Responses, cells_of, packed_inputs, padded_inputs
 from padless.tensors.layouts import is_packed
-from padless.tensors.restore import find_alignment, pick_tokens, place_tokens
+from padless.tensors.restore import find_alignment, place_tokens
 from padless.tensors.rows import Alignment, Rows
 
 __all__ = ["MicroBatch", "Regrouped"]
@@ -219,7 +220,7 @@ class Regrouped:
             if span == "row" and len(self.plan.split):
                 raise PadlessError(f"row {self.plan.split[0]} was split: its pieces have no one value per row")
             alignment = None if span == "row" else find_alignment(self._home, span, mask)
-            values = torch.cat([self._picked(step, output, span, alignment) for step, output in enumerate(given)])
+            values = self._picked(given, alignment)
             error = None
         except (PadlessError, RuntimeError) as caught:
             error, values = caught, torch.empty(0)
@@ -241,26 +242,43 @@ class Regrouped:
         places = torch.from_numpy(ragged(base + start, count))
         return place_tokens(values, places, alignment, self._home.count, fill)
 
-    def _picked(self, step: int, output: Tensor, span: str, alignment: Alignment | None) -> Tensor:
-        """The values of a micro-batch's tokens, or rows, slot after slot."""
-        rows, first, sizes, widths, blank = self._group(step)
+    def _picked(self, outputs: Sequence[Tensor], alignment: Alignment | None) -> Tensor:
+        """The values of this rank's tokens, or rows, slot after slot."""
+        counts = np.diff(self._cuts)
         if alignment is None:
-            if len(output) != len(rows):
-                raise PadlessError(f"output {step} has {len(output)} entries; micro-batch {step} has {len(rows)} rows")
-            return output[:0] if blank else output
-        if blank:
-            return output[:0].flatten(0, 1)
-        key = alignment.stream
-        if is_packed(self.layout):
-            _, cells = self._packed(rows, first, sizes[:, 0], int(widths[0]))
-        else:
-            cells = self._padded(rows, first, sizes, widths)[key]
-        if alignment.low is None:
-            return pick_tokens(output, cells, None)
-        there = find_alignment(self._store, "response", key)
-        if self._responses == "block" and not is_packed(self.layout):
-            return pick_tokens(output, response_cells(cells, there), None)
-        return pick_tokens(output, cells, there.low)
+            for step, (output, rows) in enumerate(zip(outputs, counts.tolist(), strict=True)):
+                if rows and len(output) != rows:
+                    raise PadlessError(f"output {step} has {len(output)} entries; micro-batch {step} has {rows} rows")
+            return torch.cat([output[:rows] for output, rows in zip(outputs, counts.tolist(), strict=True)])
+        shapes, entries = self._entries(alignment)
+        for step, (output, shape) in enumerate(zip(outputs, shapes, strict=True)):
+            if counts[step] and output.shape[:2] != shape:
+                raise PadlessError(
+                    f"output {step} has shape {tuple(output.shape)}; expected {shape} as its micro-batch, then any"
+                    " further axes"
+                )
+        index = torch.from_numpy(np.concatenate(entries)).to(outputs[0].device)  # one transfer, and no mask to wait for
+        parts = torch.split(index, [len(part) for part in entries])
+        return torch.cat([o.flatten(0, 1).index_select(0, i.to(o.device)) for o, i in zip(outputs, parts, strict=True)])
+
+    def _entries(self, alignment: Alignment) -> tuple[list[tuple[int, int]], list[Index]]:
+        """Of each micro-batch's output: its shape (B, W), and which of its B x W entries are real tokens, in order."""
+        start, count = self._extent(self._slots, alignment)
+        packed = is_packed(self.layout)
+        block = alignment.low is not None and self._responses == "block" and not packed
+        inside = start * 0 if block else start if self._first is None else start - self._first  # column of the first
+        f = list(self._home.streams).index(alignment.stream)
+        shapes, entries = [], []
+        for step, (low, high) in enumerate(pairwise(self._cuts.tolist())):
+            if packed:
+                held = round_up(self._sizes[low:high, f], self.plan.sequence_multiple_of)
+                begins, rows, width = np.cumsum(held) - held, 1, max(int(self._widths[step, f]), int(held.sum()))
+            else:
+                width = int(count[low:high].max(initial=0)) if block else int(self._widths[step, f])
+                begins, rows = np.arange(high - low) * max(width, 1), high - low
+            shapes.append((rows, max(width, 1)))
+            entries.append(ragged(begins + inside[low:high], count[low:high]))
+        return shapes, entries
 
     def _extent(self, slots: Index, alignment: Alignment | None) -> tuple[Index, Index]:
         """The first token of each slot that a span holds, and how many, (n,)."""
