@@ -6,20 +6,18 @@ pass through memory of their own, which together took longer than the scan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from padless.bench.scan_kernels import CHUNK, TILES, kernels
+from padless.bench.scan_threads import run_shares
 from padless.bench.scan_vectors import LANES, rate_unit
 
 __all__ = ["FusedScan"]
 
-_WORTH_SHARING = 200_000
+_WORTH_SHARING = 500_000
 """States (rows x channels x width x N) below which handing a share to another thread takes longer than computing it."""
 
 
@@ -47,7 +45,7 @@ class FusedScan(torch.autograd.Function):
         tiles = u.new_empty(len(shares), TILES, CHUNK, LANES).numpy()
         kernel, _ = kernels(tiles.dtype)
         options = (rate_unit(tiles.dtype), soft, z is not None)
-        _threaded(lambda i: kernel(*arrays, tiles[i], *shares[i], *options), len(shares))
+        run_shares(lambda i: kernel(*arrays, tiles[i], *shares[i], *options), len(shares))
         ctx.save_for_backward(*inputs, kept)
         ctx.options = options
         return out.transpose(1, 2)
@@ -72,7 +70,7 @@ class FusedScan(torch.autograd.Function):
         def run(i: int) -> None:
             kernel(*before, of_B[i], of_C[i], *after, tiles[i], sums[i], *shares[i], *ctx.options)
 
-        _threaded(run, len(shares))
+        run_shares(run, len(shares))
         # (blocks, N + 2, lanes) -> (channels, N + 2)
         of_channels = total.transpose(1, 2).reshape(-1, state + 2)[: u.shape[1]].to(u.dtype)
         dA, dD, dbias = of_channels[:, :state], of_channels[:, state], of_channels[:, state + 1]
@@ -96,16 +94,3 @@ def _shares(blocks: int, *, work: int) -> list[tuple[int, int]]:
     """Blocks [first, last) of each thread."""
     threads = max(1, min(torch.get_num_threads(), blocks)) if work >= _WORTH_SHARING else 1
     return list(pairwise(blocks * i // threads for i in range(threads + 1)))
-
-
-def _threaded(run: Callable[[int], None], shares: int) -> None:
-    """Run all shares at once: the first in this thread, the others in threads that stay for the next time."""
-    others = [_workers().submit(run, share) for share in range(1, shares)]
-    run(0)
-    for done in others:
-        done.result()
-
-
-@cache
-def _workers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="padless-scan")
