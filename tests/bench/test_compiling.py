@@ -16,14 +16,15 @@ from padless.bench.compiling import PARTS, compiled_beside
 USED = """
 import numpy as np, torch
 import padless
-from padless.bench.scan_kernels import kernels
+from padless.bench import conv_kernels, scan_kernels
 from padless.tensors import regroup
 lengths = np.random.default_rng(0).integers(1, 60, 48)
 mask = (torch.arange(60) < torch.from_numpy(lengths)[:, None]).long()
 cost = padless.CostModel(per_microbatch=0.01, per_column=1e-6, per_token=1e-4, per_token_squared=1e-8)
 for how in ({"method": "greedy"}, {"cost": cost}, {"layout": "packed", "cost": cost}):
     regroup({"input_ids": mask, "attention_mask": mask}, 128, **how)
-kernels(np.dtype(np.float32))
+scan_kernels.kernels(np.dtype(np.float32))
+conv_kernels.kernels(np.dtype(np.float32))
 """
 
 

@@ -62,9 +62,10 @@ def compile_packing() -> None:
 
 
 def compile_scan() -> None:
-    """The scan of Mamba-1 in float32."""
+    """The scan of Mamba-1 and the convolution before it, in float32."""
     import numpy as np
 
-    from padless.bench.scan_kernels import kernels
+    from padless.bench import conv_kernels, scan_kernels
 
-    kernels(np.dtype(np.float32))
+    for module in (scan_kernels, conv_kernels):
+        module.kernels(np.dtype(np.float32))

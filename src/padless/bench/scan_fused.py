@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from padless.bench.conv import channels_last
 from padless.bench.scan_kernels import CHUNK, TILES, kernels
 from padless.bench.scan_threads import run_shares
 from padless.bench.scan_vectors import LANES, rate_unit
@@ -34,9 +35,10 @@ class FusedScan(torch.autograd.Function):
         """See `torch.autograd.Function`."""
         *tensors, z, soft = given
         u, dt, A, B, C, D, bias = tensors  # B and C are read with any strides
-        u, dt, A, D, bias = (tensor.contiguous() for tensor in (u, dt, A, D, bias))
-        inputs = [u, dt, A, B, C, D, bias, _lines(z, u)]
+        dt, A, D, bias = (tensor.contiguous() for tensor in (dt, A, D, bias))
         rows, channels, width = u.shape
+        u = channels_last(u)
+        inputs = [u, dt, A, B, C, D, bias, u[:0] if z is None else channels_last(z)]
         state, blocks = A.shape[1], -(-channels // LANES)
         shares = _shares(blocks, work=u.numel() * state)
         out = u.new_empty(rows, width, channels)
@@ -54,13 +56,13 @@ class FusedScan(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor) -> Any:
         """See `torch.autograd.Function`."""
         *inputs, kept = ctx.saved_tensors
-        u, _, A, B = inputs[:4]
+        u, dt, A, B = inputs[:4]
         state, blocks = A.shape[1], kept.shape[1]
         shares = _shares(blocks, work=u.numel() * state)
-        du, ddt, dz = torch.empty_like(u), torch.empty_like(u), u.new_empty(inputs[7].shape)
+        du, ddt, dz = u.new_empty(u.shape), torch.empty_like(dt), u.new_empty(inputs[7].shape)
         dB, dC = u.new_empty(2, len(shares), *B.shape)  # one for each thread: summed over its channels
         total = u.new_empty(blocks, state + 2, LANES, dtype=torch.float64)
-        before = _arrays(*inputs, kept, _lines(given[0], u), du, ddt)
+        before = _arrays(*inputs, kept, channels_last(given[0]), du, ddt)
         after = _arrays(dz, total, u.new_empty(blocks, 2 * state + 2, LANES))
         of_B, of_C = _arrays(dB, dC)
         tiles = u.new_empty(len(shares), TILES, CHUNK, LANES).numpy()
@@ -72,18 +74,10 @@ class FusedScan(torch.autograd.Function):
 
         run_shares(run, len(shares))
         # (blocks, N + 2, lanes) -> (channels, N + 2)
-        of_channels = total.transpose(1, 2).reshape(-1, state + 2)[: u.shape[1]].to(u.dtype)
+        of_channels = total.transpose(1, 2).reshape(-1, state + 2)[: u.shape[2]].to(u.dtype)
         dA, dD, dbias = of_channels[:, :state], of_channels[:, state], of_channels[:, state + 1]
         dz = dz.transpose(1, 2) if ctx.options[-1] else None
-        return du, ddt, dA, dB.sum(0), dC.sum(0), dD, dbias, dz, None
-
-
-def _lines(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """(rows, channels, width) -> (rows, width, channels) channels being neighbours; empty for ``None``."""
-    if tensor is None:
-        return like[:0]
-    turned = tensor.transpose(1, 2)
-    return turned if turned.stride(2) == 1 else turned.contiguous()
+        return du.transpose(1, 2), ddt, dA, dB.sum(0), dC.sum(0), dD, dbias, dz, None
 
 
 def _arrays(*tensors: torch.Tensor) -> list[Any]:

@@ -42,7 +42,7 @@ from padless.bench.scan_vectors import (
     turn,
     widen,
 )
-from padless.planning.kernels import jit
+from padless.planning.kernels import jit, only_for
 
 __all__ = ["CHUNK", "TILES", "kernels"]
 
@@ -127,7 +127,7 @@ def _load_channels(A, D, bias, unit, first, last, ours):  # type: ignore[no-unty
 @_compiled
 def _prepare(u, dt, b, first, lanes, start, count, soft, skip, bias, tiles):  # type: ignore[no-untyped-def]
     """Tiles of u, dt with its bias, delta, their product, and y as far as it is D * u."""
-    _load_tile(u, b, first, lanes, start, count, tiles[_U])
+    _load_lines(u, b, first, lanes, start, count, tiles[_U])
     _load_tile(dt, b, first, lanes, start, count, tiles[_X])
     for i in range(count):
         delta = add(load(tiles, (_X, i, 0)), bias)
@@ -142,7 +142,7 @@ def _prepare(u, dt, b, first, lanes, start, count, soft, skip, bias, tiles):  # 
 
 def _forward(u, dt, A, B, C, D, bias, z, out, kept, ours, tiles, first, last, unit, soft, gated):  # type: ignore[no-untyped-def]
     """Fill ``out`` and ``kept`` for the channels of blocks [first, last)."""
-    rows, channels, width = u.shape
+    rows, channels, width = dt.shape
     N = A.shape[1]
     _load_channels(A, D, bias, unit, first, last, ours)
     for b in range(rows):
@@ -258,7 +258,7 @@ def _backward(  # type: ignore[no-untyped-def]
 ):
     # fmt: on
     """Fill ``du``, ``ddt``, ``dz`` and ``total`` for blocks [first, last); ``dB`` and ``dC`` are of this thread."""
-    rows, channels, width = u.shape
+    rows, channels, width = dt.shape
     N = A.shape[1]
     _load_channels(A, D, bias, unit, first, last, ours)
     total[first:last] = 0
@@ -279,7 +279,7 @@ def _backward(  # type: ignore[no-untyped-def]
                 for n in range(N):
                     _one_state(B, C, b, n, block, start, count, kept, ours, tiles, sums[0], sums[1], total)
                 _close(block, count, soft, gated, unit, ours, tiles, total)
-                _store_tile(tiles[_U], du, b, begin, lanes, start, count)
+                _store_lines(tiles[_U], du, b, begin, lanes, start, count)
                 _store_tile(tiles[_X], ddt, b, begin, lanes, start, count)
                 if gated:
                     _store_lines(tiles[_GATE], dz, b, begin, lanes, start, count)
@@ -293,10 +293,11 @@ def kernels(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
     Shapes, all of one type but ``total``; where the last axis is channels, these are neighbours in memory:
 
-    * ``u``, ``dt``, ``du``, ``ddt``: (rows, channels, width), contiguous.
+    * ``dt``, ``ddt``: (rows, channels, width), contiguous.
     * ``A``: (channels, N); ``D``, ``bias``: (channels,).
     * ``B``, ``C``: (rows, N, width), of any strides; ``dB``, ``dC``: the same, contiguous, one for each thread.
-    * ``z``, ``out``, ``dout``, ``dz``: (rows, width, channels); without ``gated``, ``z`` and ``dz`` are left alone.
+    * ``u``, ``z``, ``out``, and their gradients: (rows, width, channels); without ``gated``, ``z`` and ``dz`` are left
+      alone.
     * ``kept``: (rows, blocks, chunks, N, LANES), the states before each chunk.
     * ``total``: (blocks, N + 2, LANES) in float64, the gradients of A (N lines), D and bias.
     * Scratch: ``ours`` (blocks, 2 N + 2, LANES), shared; ``tiles`` (TILES, CHUNK, LANES) and ``sums``
@@ -308,16 +309,9 @@ def kernels(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     whole, flag, real = numba.intp, numba.boolean, numba.float64
     solid = {rank: number[(slice(None),) * (rank - 1) + (slice(None, None, 1),)] for rank in (2, 3, 4, 5)}
     line, loose = number[::1], number[:, :, :]
-    given = (solid[3], solid[3], solid[2], loose, loose, line, line, loose)
+    given = (loose, solid[3], solid[2], loose, loose, line, line, loose)
     common = (whole, whole, real, flag, flag)
     forward = (*given, loose, solid[5], solid[3], solid[3], *common)
-    backward = (*given, solid[5], loose, *[solid[3]] * 4, loose, real[:, :, ::1], solid[3], solid[3], solid[4], *common)
-    return _for(forward, _forward), _for(backward, _backward)
-
-
-def _for(signature: Any, function: Any) -> Any:
-    """``function`` compiled, or loaded from disk, for these arguments and no others."""
-    kernel: Any = _compiled(function)
-    kernel.compile(signature)
-    kernel.disable_compile()
-    return kernel
+    gradients = (loose, *[solid[3]] * 3, loose, real[:, :, ::1])
+    backward = (*given, solid[5], loose, *gradients, solid[3], solid[3], solid[4], *common)
+    return only_for(forward, _compiled(_forward)), only_for(backward, _compiled(_backward))

@@ -15,7 +15,7 @@ import numba
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import IndexDataCacheFile
 
-__all__ = ["inlined", "jit"]
+__all__ = ["inlined", "jit", "only_for"]
 
 _LAYOUT = "unique names"  # part of the stamp: kernels that were cached before names were unique are compiled anew
 _stamps: dict[tuple[str, ...], tuple[str, str, str]] = {}
@@ -60,6 +60,13 @@ def jit(function: Callable[..., Any], *, made_of: Sequence[str] = (), **options:
         return compiled  # type: ignore[no-any-return]
     _stamp_by_content(compiled, (function.__code__.co_filename, *made_of))
     return compiled  # type: ignore[no-any-return]
+
+
+def only_for(signature: Any, kernel: Any) -> Any:
+    """A kernel from `jit`, compiled or loaded from disk now, for arguments of these types and no others."""
+    kernel.compile(signature)
+    kernel.disable_compile()
+    return kernel
 
 
 class _Index(IndexDataCacheFile):  # type: ignore[misc]
