@@ -37,8 +37,9 @@ _PROBED = 8
 _UPDATES = 3
 """Optimizer steps after which parameters are compared."""
 
-_SLOW, _MORE = ("fixed", "truncate"), 6
-"""The other arms run so many more steps, as far as they fit the time of one step of the slowest."""
+_SLOW, _MORE = ("fixed", "truncate"), {"cpu": (3, 6), "cuda": (0, 6)}
+"""The other arms run at least and at most so many more steps, between that as many as fit one step of the slowest. On
+CPUs steps scatter more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,7 +295,9 @@ class _Run:
         usual = {name: statistics.median(step.total for step in steps[name]) for name in self.options.arms}
         slowest = max(usual.values())
         quick = [name for name in self.options.arms if name not in _SLOW]
-        rounds = min(_MORE, int(slowest / sum(usual[name] for name in quick))) if len(quick) > 1 else 0
+        least, most = _MORE[self.options.device]
+        fit = int(slowest / sum(usual[name] for name in quick)) if quick else 0
+        rounds = min(most, max(least, fit)) if len(quick) > 1 else 0
         for more in range(rounds):
             turn = more % len(quick)
             for name in [*quick[turn:], *quick[:turn]]:

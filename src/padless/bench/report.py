@@ -99,7 +99,8 @@ def _workload(report: BenchReport) -> str:
 def _model(model: ModelResult) -> str:
     told = model.described
     scan = (
-        " Its recurrent scan is the benchmark's own, linear in the width and equal to the stock one: the stock scan's"
+        " Its recurrent scan, and on the CPU the short convolution before it, are the benchmark's own, linear in the"
+        " width and equal to the stock ones: the stock scan's"
         " backward pass grows with the square of the width, which would flatter every arm but <i>fixed</i>."
         if told["linear_scan"]
         else ""
