@@ -18,9 +18,9 @@ __all__ = ["BUILT_IN", "Built", "build", "pick_device", "pick_dtype"]
 
 
 def _qwen2() -> dict[str, Any]:
-    """Few layers: what every micro-batch costs grows with them, and is little in a model of real size."""
+    """Wide, with few layers: what every micro-batch costs grows with those, and is little in a model of real size."""
     return {
-        "model_type": "qwen2", "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 704,
+        "model_type": "qwen2", "vocab_size": 1024, "hidden_size": 320, "intermediate_size": 880,
         "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     }  # fmt: skip
@@ -29,8 +29,8 @@ def _qwen2() -> dict[str, Any]:
 def _jamba() -> dict[str, Any]:
     """One attention layer to seven of Mamba, a mixture of experts in every second layer: as Jamba mixes them."""
     return {
-        "model_type": "jamba", "vocab_size": 1024, "hidden_size": 96, "intermediate_size": 256,
-        "num_hidden_layers": 8, "num_attention_heads": 3, "num_key_value_heads": 1, "attn_layer_period": 8,
+        "model_type": "jamba", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 320,
+        "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 1, "attn_layer_period": 8,
         "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 4,
         "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
         "max_position_embeddings": 32768, "tie_word_embeddings": False,

@@ -51,7 +51,7 @@ def bench(
         typer.Option(metavar="N", help="Most padded tokens of a micro-batch [default: one row of fixed]."),
     ] = None,
     rows: Annotated[str, typer.Option(metavar="N", help="Rows of a micro-batch in fixed and truncate.")] = "4",
-    scale: Annotated[float, typer.Option(help="Multiplies lengths and maxima: 1 is the real setting.")] = 0.075,
+    scale: Annotated[float, typer.Option(help="Multiplies lengths and maxima: 1 is the real setting.")] = 0.07,
     max_prompt: Annotated[
         str | None, typer.Option(metavar="N", help="Tokens that prompts are padded and cut to, before scaling.")
     ] = None,
