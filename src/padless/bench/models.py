@@ -20,7 +20,7 @@ __all__ = ["BUILT_IN", "Built", "build", "pick_device", "pick_dtype"]
 def _qwen2() -> dict[str, Any]:
     """Wide, with few layers: what every micro-batch costs grows with those, and is little in a model of real size."""
     return {
-        "model_type": "qwen2", "vocab_size": 1024, "hidden_size": 320, "intermediate_size": 880,
+        "model_type": "qwen2", "vocab_size": 1024, "hidden_size": 288, "intermediate_size": 768,
         "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 32768,
         "tie_word_embeddings": False,
     }  # fmt: skip
