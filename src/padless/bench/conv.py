@@ -7,13 +7,12 @@ groups of one channel, and transposed copies before and after it) takes a sixth 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from padless.bench.conv_kernels import kernels
-from padless.bench.scan_threads import run_shares
+from padless.bench.scan_threads import run_shares, shares_of
 from padless.bench.scan_vectors import LANES
 
 __all__ = ["causal_conv"]
@@ -91,7 +90,4 @@ def channels_last(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shares(x: torch.Tensor) -> list[tuple[int, int]]:
-    """Blocks [first, last) of `LANES` channels of each thread."""
-    blocks = x.shape[1] // LANES
-    threads = max(1, min(torch.get_num_threads(), blocks)) if x.numel() >= _WORTH_SHARING else 1
-    return list(pairwise(blocks * i // threads for i in range(threads + 1)))
+    return shares_of(x.shape[1] // LANES, worth_it=x.numel() >= _WORTH_SHARING)

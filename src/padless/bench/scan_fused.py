@@ -6,14 +6,13 @@ pass through memory of their own, which together took longer than the scan.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 
 from padless.bench.conv import channels_last
 from padless.bench.scan_kernels import CHUNK, TILES, kernels
-from padless.bench.scan_threads import run_shares
+from padless.bench.scan_threads import run_shares, shares_of
 from padless.bench.scan_vectors import LANES, rate_unit
 
 __all__ = ["FusedScan"]
@@ -40,7 +39,7 @@ class FusedScan(torch.autograd.Function):
         u = channels_last(u)
         inputs = [u, dt, A, B, C, D, bias, u[:0] if z is None else channels_last(z)]
         state, blocks = A.shape[1], -(-channels // LANES)
-        shares = _shares(blocks, work=u.numel() * state)
+        shares = shares_of(blocks, worth_it=u.numel() * state >= _WORTH_SHARING)
         out = u.new_empty(rows, width, channels)
         kept = u.new_empty(rows, blocks, -(-width // CHUNK), state, LANES)
         arrays = _arrays(*inputs, out, kept, u.new_empty(blocks, 2 * state + 2, LANES))
@@ -58,7 +57,7 @@ class FusedScan(torch.autograd.Function):
         *inputs, kept = ctx.saved_tensors
         u, dt, A, B = inputs[:4]
         state, blocks = A.shape[1], kept.shape[1]
-        shares = _shares(blocks, work=u.numel() * state)
+        shares = shares_of(blocks, worth_it=u.numel() * state >= _WORTH_SHARING)
         du, ddt, dz = u.new_empty(u.shape), torch.empty_like(dt), u.new_empty(inputs[7].shape)
         dB, dC = u.new_empty(2, len(shares), *B.shape)  # one for each thread: summed over its channels
         total = u.new_empty(blocks, state + 2, LANES, dtype=torch.float64)
@@ -82,9 +81,3 @@ class FusedScan(torch.autograd.Function):
 
 def _arrays(*tensors: torch.Tensor) -> list[Any]:
     return [tensor.detach().numpy() for tensor in tensors]
-
-
-def _shares(blocks: int, *, work: int) -> list[tuple[int, int]]:
-    """Blocks [first, last) of each thread."""
-    threads = max(1, min(torch.get_num_threads(), blocks)) if work >= _WORTH_SHARING else 1
-    return list(pairwise(blocks * i // threads for i in range(threads + 1)))

@@ -12,13 +12,26 @@ import ctypes
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-__all__ = ["run_shares"]
+import torch
+
+__all__ = ["run_shares", "shares_of"]
 
 _MAPS = Path("/proc/self/maps")
 _Task: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def shares_of(blocks: int, *, worth_it: bool) -> list[tuple[int, int]]:
+    """Blocks [first, last) of each of torch's threads; all of them in one where sharing is not worth it.
+
+    >>> shares_of(7, worth_it=False)
+    [(0, 7)]
+    """
+    threads = max(1, min(torch.get_num_threads(), blocks)) if worth_it else 1
+    return list(pairwise(blocks * i // threads for i in range(threads + 1)))
 
 
 def run_shares(run: Callable[[int], None], shares: int) -> None:
@@ -72,8 +85,6 @@ def _team() -> Callable[[Callable[[int], None], int], None] | None:
 
 def _loaded_openmp() -> str | None:
     """The GNU OpenMP library that torch has brought along and loaded: another one would have threads of its own."""
-    import torch
-
     home = str(Path(torch.__file__).parent)
     try:
         lines = _MAPS.read_text(encoding="utf-8").splitlines()
