@@ -49,18 +49,19 @@ def test_shares_run_side_by_side(way: str) -> None:
     assert len(threads) == 2
 
 
-def test_an_error_in_any_share_is_raised_after_the_others_have_ended(way: str) -> None:
+@pytest.mark.parametrize("odd", [0, 1])
+def test_an_error_in_any_share_is_raised_after_the_others_have_ended(way: str, odd: int) -> None:
     ended = []
 
     def run(share: int) -> None:
-        if share == 1:
-            raise ValueError("share 1")
+        if share == odd:
+            raise ValueError("odd share")
         time.sleep(0.05)
         ended.append(share)
 
-    with pytest.raises(ValueError, match="share 1"):
+    with pytest.raises(ValueError, match="odd share"):
         run_shares(run, 2)
-    assert ended == [0]
+    assert ended == [1 - odd]
 
 
 def test_torch_computes_the_same_before_and_after(way: str) -> None:

@@ -15,7 +15,7 @@ from padless.bench.conv_kernels import kernels
 from padless.bench.scan_threads import run_shares, shares_of
 from padless.bench.scan_vectors import LANES
 
-__all__ = ["causal_conv"]
+__all__ = ["causal_conv", "channels_last"]
 
 _WORTH_SHARING = 200_000
 """Numbers (rows x channels x width) from which on a second thread pays."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +45,10 @@ def run_shares(run: Callable[[int], None], shares: int) -> None:
         team(run, shares)
     else:
         others = [_pool().submit(run, share) for share in range(1, shares)]
-        run(0)
+        try:
+            run(0)
+        finally:
+            wait(others)
         for done in others:
             done.result()
 
