@@ -70,7 +70,7 @@ def test_every_token_appears_once_with_its_fields_and_comes_back_to_its_place(ba
     mask = batch["response_mask"].bool()
     assert torch.equal(groups.restore(values)[mask], batch["input_ids"][:, 8:].float()[mask])
     marked = {**batch, "ref_log_probs": torch.arange(7 * 16.0).view(7, 16) * batch["response_mask"]}
-    again = groups.again(marked)
+    again = group(arm, marked, setting(no_mask=no_mask))
     back = again.restore([again.micro(i).fields["ref_log_probs"] for i in range(len(again))])
     assert torch.equal(back[mask], marked["ref_log_probs"][mask])
 

@@ -20,7 +20,6 @@ from padless.bench.batch import Batch
 from padless.bench.log_probs import token_log_probs
 from padless.cost import CostModel
 from padless.errors import PadlessError, choose
-from padless.plan import Plan
 from padless.tensors import Compacted, compact, regroup
 
 __all__ = ["ALL_ARMS", "ARMS", "MASKED", "Grouping", "Micro", "Setting", "Shape", "group", "pick_arms"]
@@ -100,6 +99,10 @@ class Micro:
             logits = model(**self.inputs, use_cache=False).logits
         return token_log_probs(logits, self.inputs["input_ids"], columns=self.columns)
 
+    def with_reference(self, log_probs: torch.Tensor) -> Micro:
+        """With the frozen model's log-probabilities, as `log_probs` gave them, as one more field."""
+        return replace(self, fields={**self.fields, "ref_log_probs": log_probs})
+
     @contextmanager
     def backward_context(self, model: Any) -> Iterator[None]:
         """Recomputing activations in the backward pass needs the boundaries, too."""
@@ -117,9 +120,6 @@ class Grouping(Protocol):
 
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """Per-token values of all micro-batches as (N, R), in the order of the batch."""
-
-    def again(self, batch: Batch) -> Grouping:
-        """The same micro-batches of the same sequences with other fields."""
 
 
 def pick_arms(names: Sequence[str]) -> tuple[str, ...]:
@@ -182,9 +182,6 @@ class _Fixed(_Rows):
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat(list(values))
 
-    def again(self, batch: Batch) -> Grouping:
-        return _Fixed(batch, self.setting)
-
 
 class _Truncated(_Rows):
     """Remembers what was compacted last, which is what its outputs are restored with."""
@@ -200,17 +197,14 @@ class _Truncated(_Rows):
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([self.made[i].restore(value, span="response") for i, value in enumerate(values)])
 
-    def again(self, batch: Batch) -> Grouping:
-        return _Truncated(_unpositioned(batch), self.setting)
-
 
 class _Regrouped:
     """`padless.regroup` with padded rows."""
 
-    def __init__(self, batch: Batch, setting: Setting, *, method: str, plan: Plan | None = None) -> None:
-        self.setting, self.method = setting, method
+    def __init__(self, batch: Batch, setting: Setting, *, method: str) -> None:
+        self.setting = setting
         layout = "right-padded-no-mask" if setting.no_mask else "padded"
-        self.step = regroup(batch, setting.token_budget, layout=layout, method=method, cost=setting.cost, plan=plan)
+        self.step = regroup(batch, setting.token_budget, layout=layout, method=method, cost=setting.cost)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -222,16 +216,13 @@ class _Regrouped:
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.step.restore(values, span="response")
 
-    def again(self, batch: Batch) -> Grouping:
-        return _Regrouped(_unpositioned(batch), self.setting, method=self.method, plan=self.step.plan)
-
 
 class _Packed:
     """`padless.regroup` with one packed row to a micro-batch."""
 
-    def __init__(self, batch: Batch, setting: Setting, *, plan: Plan | None = None) -> None:
+    def __init__(self, batch: Batch, setting: Setting) -> None:
         self.setting = setting
-        self.step = regroup(batch, setting.token_budget, layout="packed", cost=setting.cost, plan=plan)
+        self.step = regroup(batch, setting.token_budget, layout="packed", cost=setting.cost)
 
     def __len__(self) -> int:
         return len(self.step)
@@ -251,9 +242,6 @@ class _Packed:
 
     def restore(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
         return self.step.restore(values, span="response")
-
-    def again(self, batch: Batch) -> Grouping:
-        return _Packed(_unpositioned(batch), self.setting, plan=self.step.plan)
 
 
 class _Alone:
@@ -283,9 +271,6 @@ class _Alone:
             answer = self.answers[row]
             result[row, answer] = value[0, -int(answer.sum()) :]
         return result
-
-    def again(self, batch: Batch) -> Grouping:
-        return _Alone(batch)
 
 
 def _padded(inputs: Batch, lengths: np.ndarray[Any, Any], setting: Setting) -> Micro:

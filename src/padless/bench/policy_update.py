@@ -69,7 +69,7 @@ class BenchOptions:
     seed: int = 0
     masks: bool = True
     checkpointing: bool = False
-    calibration_seconds: float = 4.0
+    calibration_seconds: float = 3.0
 
     def checked(self, workload: Workload) -> BenchOptions:
         """The same with every value checked and the token budget filled in."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from padless.bench.arms import Grouping, Micro, Setting, Shape, group
+from padless.bench.arms import Micro, Setting, Shape, group
 from padless.bench.batch import Batch
 from padless.bench.equality import Evidence
 from padless.bench.measure import Clock, PeakMemory
@@ -25,10 +25,6 @@ OPTIMIZER = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.01
 """AdamW's options. ``eps`` is above its default of 1e-8 for a reason: where a gradient is as small as its own rounding,
 ``g / (|g| + eps)`` with a tiny eps is the sign of a rounding error, and two runs that differ by nothing but the number
 of threads already disagree there."""
-
-
-_TRAINING_ONLY = ("advantages", "old_log_probs")
-"""Fields that the frozen model's forward pass is not given, in any arm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,16 +142,17 @@ def run_step(
     trains: list[torch.Tensor] = []
     total = torch.zeros((), dtype=torch.float64, device=batch["input_ids"].device)
     with PeakMemory(device) as memory:
-        groups = None
-        if reference is None:
-            groups, reference = _reference_pass(arm, trajectory.reference, batch, setting, clock, tick)
         with clock("overhead"):
-            full = {**batch, "ref_log_probs": reference}
-            groups = group(arm, full, setting) if groups is None else groups.again(full)
+            groups = group(arm, batch if reference is None else {**batch, "ref_log_probs": reference}, setting)
+            # All at once: between two passes through the model, caches would be cold for each.
+            prepared = [groups.micro(index) for index in range(len(groups))]
+        if reference is None:
+            found = _reference_pass(prepared, trajectory.reference, clock, tick)
+            with clock("overhead"):
+                reference = groups.restore(found)  # for whoever reports them, in the caller's order
+                prepared = [micro.with_reference(values) for micro, values in zip(prepared, found, strict=True)]
         with clock("train"):
             denominator = denominators(batch["response_mask"])
-        with clock("overhead"):
-            prepared = [groups.micro(index) for index in range(len(groups))]
         for micro in prepared:
             with clock("train"):
                 log_probs, loss = forward_backward(micro, trajectory.policy, denominator)
@@ -183,27 +180,16 @@ def run_step(
 
 
 def _reference_pass(
-    arm: str,
-    reference: Any,
-    batch: Batch,
-    setting: Setting,
-    clock: Clock,
-    tick: Callable[[], None] | None,
-) -> tuple[Grouping, torch.Tensor]:
-    """Log-probabilities under the frozen model: (N, R)."""
-    with clock("overhead"):
-        needed = {name: value for name, value in batch.items() if name not in _TRAINING_ONLY}
-        groups = group(arm, needed, setting)
-        # All at once: between two passes through the model, caches would be cold for each.
-        prepared = [groups.micro(index) for index in range(len(groups))]
+    prepared: list[Micro], reference: Any, clock: Clock, tick: Callable[[], None] | None
+) -> list[torch.Tensor]:
+    """Log-probabilities under the frozen model, micro-batch by micro-batch."""
     outputs = []
     for micro in prepared:
         with clock("reference"), torch.no_grad():
             outputs.append(micro.log_probs(reference))
         if tick is not None:
             tick()
-    with clock("overhead"):
-        return groups, groups.restore(outputs)
+    return outputs
 
 
 def forward_backward(micro: Micro, policy: Any, denominator: Denominators) -> tuple[torch.Tensor, torch.Tensor]:

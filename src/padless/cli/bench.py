@@ -45,13 +45,13 @@ def bench(
     arms: Annotated[
         str, typer.Option(help="Which to run, with commas; also truncate-mask, greedy-mask, balanced-mask.")
     ] = _ARMS,
-    sequences: Annotated[str, typer.Option(metavar="N", help="Sequences of one optimizer step.")] = "48",
+    sequences: Annotated[str, typer.Option(metavar="N", help="Sequences of one optimizer step.")] = "80",
     token_budget: Annotated[
         str | None,
         typer.Option(metavar="N", help="Most padded tokens of a micro-batch [default: one row of fixed]."),
     ] = None,
     rows: Annotated[str, typer.Option(metavar="N", help="Rows of a micro-batch in fixed and truncate.")] = "4",
-    scale: Annotated[float, typer.Option(help="Multiplies lengths and maxima: 1 is the real setting.")] = 0.07,
+    scale: Annotated[float, typer.Option(help="Multiplies lengths and maxima: 1 is the real setting.")] = 0.036,
     max_prompt: Annotated[
         str | None, typer.Option(metavar="N", help="Tokens that prompts are padded and cut to, before scaling.")
     ] = None,
