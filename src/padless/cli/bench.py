@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 _ARMS = "fixed,truncate,greedy,balanced,packed"
+_SCALE = 0.036  # two cores take about two minutes
+_SCALE_OF_DATA = 0.06  # of real texts, less would leave little of each
 
 
 def bench(
@@ -51,7 +53,13 @@ def bench(
         typer.Option(metavar="N", help="Most padded tokens of a micro-batch [default: one row of fixed]."),
     ] = None,
     rows: Annotated[str, typer.Option(metavar="N", help="Rows of a micro-batch in fixed and truncate.")] = "4",
-    scale: Annotated[float, typer.Option(help="Multiplies lengths and maxima: 1 is the real setting.")] = 0.036,
+    scale: Annotated[
+        float | None,
+        typer.Option(
+            help="Multiplies lengths and maxima: 1 is the real setting"
+            f" [default: {_SCALE}; with --data {_SCALE_OF_DATA}]."
+        ),
+    ] = None,
     max_prompt: Annotated[
         str | None, typer.Option(metavar="N", help="Tokens that prompts are padded and cut to, before scaling.")
     ] = None,
@@ -112,7 +120,7 @@ def _sequences(
     data: Path | None,
     tokenizer: str | None,
     sequences: str,
-    scale: float,
+    scale: float | None,
     maxima: tuple[str | None, str | None],
     seed: int,
 ) -> Workload:
@@ -125,6 +133,8 @@ def _sequences(
         if given is not None:
             limits[name] = _integer(option, given)
     count = _integer("--sequences", sequences)
+    if scale is None:
+        scale = _SCALE if data is None else _SCALE_OF_DATA
     if data is not None:
         return from_data(data, tokenizer=tokenizer, sequences=count, scale=scale, seed=seed, **limits)
     if tokenizer is not None:
