@@ -39,6 +39,17 @@ def test_expectations_name_what_holds_and_what_does_not(told):
     assert any("planning and tensor work is 100.00%" in text for text in failing)
 
 
+def test_the_order_of_arms_is_judged_by_rounds_and_their_spread():
+    slower_than = load("bench").not_faster
+    close, apart = {"seconds_all": [1.0, 1.1, 0.9, 1.05]}, {"seconds_all": [1.2, 1.35, 1.1, 1.2]}
+    assert slower_than(apart, close)
+    assert not slower_than(close, apart)
+    scattered = {"seconds_all": [0.9, 1.3, 0.95, 1.2]}
+    assert slower_than(close, scattered)
+    assert slower_than(scattered, close)
+    assert slower_than({"seconds_all": [1.0]}, {"seconds_all": [1.0]})
+
+
 def test_every_arm_gets_a_line_in_the_readmes_table(told):
     lines = load("plot").section({"command": "padless bench", "commit": "abc", "report": told})
     rows = [line for line in lines if line.startswith("| ")]
