@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -71,45 +68,33 @@ def local_runner(worker: Worker, workers: int) -> Iterator[Runner]:
     if workers == 0:
         yield lambda tasks: map(worker, tasks)
         return
-    pool = worker_pool(workers, _start, worker, os.getpid())
-    pool.submit(os.getpid)
+    with worker_pool(workers, _start, worker) as pool:
 
-    def run(tasks: Iterable[Task]) -> Iterator[Any]:
-        waiting: deque[Future[Any]] = deque()
-        try:
-            for task in tasks:
-                waiting.append(pool.submit(run_task, _work, task))
-                # The reader stays a little ahead of the workers, and no more: tasks carry their rows.
-                while len(waiting) >= 3 * workers:
+        def run(tasks: Iterable[Task]) -> Iterator[Any]:
+            waiting: deque[Future[Any]] = deque()
+            try:
+                for task in tasks:
+                    waiting.append(pool.submit(run_task, _work, task))
+                    # The reader stays a little ahead of the workers, and no more: tasks carry their rows.
+                    while len(waiting) >= 3 * workers:
+                        yield waiting.popleft().result()
+                while waiting:
                     yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        except BrokenProcessPool:
-            raise PadlessError(
-                "a worker process died (out of memory?): run the same command again, it continues where it stopped;"
-                " fewer workers need less memory"
-            ) from None
+            except BrokenProcessPool:
+                raise PadlessError(
+                    "a worker process died (out of memory?): run the same command again, it continues where it stopped;"
+                    " fewer workers need less memory"
+                ) from None
 
-    try:
         yield run
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 _worker: Worker | None = None
 
 
-def _start(worker: Worker, parent: int) -> None:
+def _start(worker: Worker) -> None:
     global _worker
     _worker = worker
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
-
-
-def _leave_with(parent: int) -> None:
-    """A killed parent tells nobody: without this its workers would wait for tasks for ever."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def _work(task: Task) -> Any:

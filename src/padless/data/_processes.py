@@ -6,22 +6,49 @@ import gc
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 __all__ = ["run_task", "worker_pool"]
 
 
-def worker_pool(workers: int, start: Callable[..., None], *arguments: Any) -> ProcessPoolExecutor:
-    """A pool whose processes call ``start`` first. Tasks for it are submitted as ``run_task, function, ...``.
+@contextmanager
+def worker_pool(workers: int, start: Callable[..., None], *arguments: Any) -> Iterator[ProcessPoolExecutor]:
+    """A pool whose processes are started at once and call ``start`` first; what waits at the end is cancelled.
 
-    Forked workers inherit the arguments, so tokenizers and functions that cannot be pickled work as well.
+    Tasks for it are submitted as ``run_task, function, ...``. Forked workers inherit the arguments, so tokenizers and
+    functions that cannot be pickled work as well.
     """
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-    return ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context(method), initializer=_start, initargs=(start, arguments)
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context(method),
+        initializer=_start,
+        initargs=(os.getpid(), start, arguments),
     )
+    try:
+        with _interrupts_held():  # workers inherit that, until they can take one
+            pool.submit(os.getpid)
+        yield pool
+    finally:
+        # Cancelled by the pool itself: it waits for ever if a worker dies when futures were cancelled behind its back.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _asked_to_stop = False
@@ -36,18 +63,29 @@ def run_task(function: Callable[..., Any], *arguments: Any) -> Any:
     global _at_work
     if _asked_to_stop:
         raise KeyboardInterrupt
-    _at_work = True
     try:
+        _at_work = True
         return function(*arguments)
     finally:
         _at_work = False
 
 
-def _start(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, _interrupted)
+def _start(parent: int, start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as in the background of a shell script
+        signal.signal(signal.SIGINT, _interrupted)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     gc.freeze()  # the collector leaves alone, and shared with the parent, what was inherited
     start(*arguments)
+
+
+def _leave_with(parent: int) -> None:
+    """A killed parent tells nobody: without this its workers would wait for tasks for ever."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _interrupted(*_: Any) -> None:

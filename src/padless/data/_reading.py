@@ -165,9 +165,6 @@ class _Job:
                 raise PadlessError(
                     "a worker process died while measuring (out of memory?): use fewer workers"
                 ) from None
-            finally:
-                for future in waiting:
-                    future.cancel()
 
 
 _job: _Job | None = None
