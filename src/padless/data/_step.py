@@ -159,17 +159,16 @@ class Grouper:
         return self.method == "lean" and corpus.uniform and self.ladder is None
 
     def _lean(self, corpus: Corpus, members: npt.NDArray[Any], bounds: Index, ranks: int) -> LeanSteps:
-        return lean_steps(
-            corpus.lengths,
-            members,
-            bounds,
-            self.token_budget,
-            ranks=ranks,
-            multiple_of=self.multiple_of,
-            max_sequences=self.max_sequences,
-            every=self.microbatches_multiple_of,
-            cost=self.cost,
-        )
+        return lean_steps(corpus.lengths, members, bounds, self.token_budget, **self._lean_options(ranks))
+
+    def _lean_options(self, ranks: int) -> dict[str, Any]:
+        return {
+            "ranks": ranks,
+            "multiple_of": self.multiple_of,
+            "max_sequences": self.max_sequences,
+            "every": self.microbatches_multiple_of,
+            "cost": self.cost,
+        }
 
     def _dealt(
         self, corpus: Corpus, sequences: Index, bounds: Index, lean: LeanSteps, ranks: int, seed: int, first: int
@@ -219,15 +218,7 @@ class Grouper:
         self, corpus: Corpus, lengths: npt.NDArray[Any], members: Members, ranks: int
     ) -> tuple[int, Index, Index, Index]:
         if self._many(corpus):
-            return lean_groups(
-                lengths,
-                self.token_budget,
-                ranks=ranks,
-                multiple_of=self.multiple_of,
-                max_sequences=self.max_sequences,
-                every=self.microbatches_multiple_of,
-                cost=self.cost,
-            )
+            return lean_groups(lengths, self.token_budget, **self._lean_options(ranks))
         atoms = None if corpus.units is None else members.units
         plan = self.microbatch(lengths, self.token_budget, ranks=ranks, max_sequences=self.max_sequences, atoms=atoms)
         return plan.steps, plan.order, plan.offsets, plan.group_tokens
