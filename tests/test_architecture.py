@@ -15,6 +15,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = {
     "errors": 0,
+    "files": 0,
     "lengths": 0,
     "shapes": 0,
     "cost": 0,

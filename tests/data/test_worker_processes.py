@@ -109,7 +109,12 @@ import os, time
 from pathlib import Path
 def words(text):
     Path("began").write_text(str(os.getpid()))
-    time.sleep(1)
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        try:
+            time.sleep(0.1)
+        except KeyboardInterrupt:
+            pass
     return [1] * len(text.split())
 """
 

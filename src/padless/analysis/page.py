@@ -13,6 +13,7 @@ from padless.analysis.analyze import Analysis
 from padless.analysis.drawing import budget_sweep, drawing
 from padless.analysis.settings import FRAMEWORKS
 from padless.errors import PadlessError
+from padless.files import write_text
 
 __all__ = ["render", "write_html"]
 
@@ -35,7 +36,7 @@ def write_html(analysis: Analysis, path: str | Path, *, title: str = "your data"
     """
     page = render(analysis, title=title)
     try:
-        Path(path).write_text(page, encoding="utf-8")
+        write_text(path, page)
     except OSError as error:
         raise PadlessError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -6,12 +6,14 @@ benchmark finds it; from the second run on there is nothing left to do.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-__all__ = ["PARTS", "compile_packing", "compile_planning", "compile_scan", "compiled_beside"]
+__all__ = ["PARTS", "compile_packing", "compile_planning", "compile_scan", "compiled_beside", "leave_with_parent"]
 
 PARTS = ("planning", "packing", "scan")
 
@@ -24,24 +26,42 @@ def compiled_beside(parts: Sequence[str] = PARTS) -> Iterator[Callable[[], None]
 
     A process that fails is no error: the kernels are compiled where they are called, as without it.
     """
-    code = "from padless.bench.compiling import compile_{0}; compile_{0}()"
+    code = "from padless.bench.compiling import compile_{0}, leave_with_parent; leave_with_parent(); compile_{0}()"
     # -P: a folder of the package's name where the command is run must not stand in for it.
     command = [sys.executable, "-P", "-c"]
-    running = [
-        subprocess.Popen([*command, code.format(part)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for part in parts
-    ]
+    running: list[subprocess.Popen[bytes]] = []
 
     def wait() -> None:
         for process in running:
             process.wait()
 
     try:
+        for part in parts:
+            running.append(
+                subprocess.Popen(
+                    [*command, code.format(part)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
         yield wait
     finally:
         for process in running:
             process.kill()
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
+def leave_with_parent() -> None:
+    """End this process when its standard input does: nothing is written there, and a killed parent closes it."""
+
+    def watch() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def compile_planning() -> None:

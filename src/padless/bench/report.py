@@ -12,6 +12,7 @@ from padless.bench.report_parts import bars, drawing, facts, histogram, number, 
 from padless.bench.report_style import STYLE
 from padless.bench.results import ArmResult, BenchReport, ModelResult
 from padless.errors import PadlessError
+from padless.files import write_text
 
 __all__ = ["ARM_TEXTS", "render_html", "write_html"]
 
@@ -34,7 +35,7 @@ def write_html(report: BenchReport, path: str | Path) -> Path:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(render_html(report), encoding="utf-8")
+        write_text(target, render_html(report))
     except OSError as error:
         raise PadlessError(f"cannot write {target}: {error.strerror}") from None
     return target

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import NoReturn
 
+from padless.cli._ends import INTERRUPTED, TERMINATED, guarded, tell
 from padless.errors import PadlessError
 
 __all__ = ["COMMANDS", "main"]
@@ -14,33 +14,40 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = ("bench", "verify", "tune", "analyze", "pack", "doctor")
 """Each is a function of the same name in a file of the same name, with Typer annotations."""
 
-_INTERRUPTED = 130
-
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a check failed, 2 bad usage or input.
+    """Run the command line and exit: 0 done, 1 a check failed, 2 bad usage or input, 130 interrupted.
 
-    Bad input ends in one line on standard error, never in a traceback.
+    Bad input ends in one line on standard error, never in a traceback. Without ``arguments`` it is the process that
+    runs for the command, and its signals and output are taken care of, too.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    if arguments is not None:
+        _run(arguments)
+        return
+    with guarded(sys.argv[1:]):
+        _run(sys.argv[1:])
+
+
+def _run(given: list[str]) -> None:
     try:
         app = _app(given)
-        app(given, prog_name="padless")
+        try:
+            app(given, prog_name="padless")
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # what fails here is told, what fails as the interpreter leaves is not
     except PadlessError as error:
         print(f"padless: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        _interrupted(given)
+        tell(given, "interrupted")
+        sys.exit(INTERRUPTED)
     except SystemExit as done:
-        if done.code == _INTERRUPTED:  # Typer takes the interrupt itself, and says nothing
-            _interrupted(given)
+        if done.code == INTERRUPTED:  # Typer takes the interrupt itself, and says nothing
+            tell(given, "interrupted")
+        elif done.code == TERMINATED:
+            tell(given, "terminated")
         raise
-
-
-def _interrupted(given: list[str]) -> NoReturn:
-    again = ": run the same command again, it continues where it stopped" if given[:1] == ["pack"] else ""
-    print(f"padless: interrupted{again}", file=sys.stderr)
-    sys.exit(_INTERRUPTED)
 
 
 def _app(given: list[str]):  # type: ignore[no-untyped-def]

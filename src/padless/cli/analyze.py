@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -159,11 +161,17 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
         kept = {key: options[key] for key in ("max_length", "overlong")}
         return measure(np.asarray(array), **kept)
     files = input_files(name)
-    with readable(name), progress_bar(quiet=quiet) as show, _loading_planners(options["workers"]):
+    with readable(name), progress_bar(quiet=quiet) as show, _loading_planners(options["workers"]) as began:
         source: Any = files[0] if len(files) == 1 else files
         stage = f"measuring {Path(name).name}"
+
+        def progress(done: int, total: int | None) -> None:
+            began()
+            show(stage, done, total, "rows")
+
         try:
-            return measure(source, progress=lambda done, total: show(stage, done, total, "rows"), **options)
+            with _warnings_in_one_line():
+                return measure(source, progress=progress, **options)
         except PadlessError as error:
             if not str(error).startswith("row "):
                 raise
@@ -171,16 +179,35 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
 
 
 @contextmanager
-def _loading_planners(workers: int) -> Iterator[None]:
-    """While workers tokenize for some time, load what plans afterwards: a second or two that nobody then waits for."""
+def _loading_planners(workers: int) -> Iterator[Callable[[], None]]:
+    """While workers tokenize for some time, load what plans afterwards: a second or two that nobody then waits for.
+
+    What is given is called once the workers run. No process is forked while modules are loaded: it would inherit locks
+    that nobody releases.
+    """
     timer = threading.Timer(_LONG_ENOUGH, _load_planners)
     timer.daemon = True
-    if workers > 0:
-        timer.start()
+
+    def began() -> None:
+        if workers > 0 and timer.ident is None:
+            timer.start()
+
     try:
-        yield
+        yield began
     finally:
         timer.cancel()
+    if timer.ident is not None:
+        timer.join()  # workers of the next data set are forked
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"padless: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _load_planners() -> None:

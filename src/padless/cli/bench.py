@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from padless.errors import PadlessError
+from padless.files import write_text
 from padless.lengths import positive_int
 
 if TYPE_CHECKING:
@@ -199,20 +200,25 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _write(report: BenchReport, as_json: str | None, html: Path | None, only_json: bool) -> None:
+    """Files first: a screen that nobody reads to its end must not lose them."""
     text = json.dumps(report.to_dict(), indent=1)
-    if only_json:
-        print(text)
-    else:
-        _show(report)
-        if as_json:
-            Path(as_json).write_text(text + "\n", encoding="utf-8")
-            print(f"JSON: {as_json}")
+    written = []
+    if as_json and not only_json:
+        try:
+            write_text(as_json, text + "\n")
+        except OSError as error:
+            raise PadlessError(f"cannot write {as_json}: {error.strerror or error}") from None
+        written.append(f"JSON: {as_json}")
     if html is not None:
         from padless.bench.report import write_html
 
-        written = write_html(report, html)
-        if not only_json:
-            print(f"report: {written}")
+        written.append(f"report: {write_html(report, html)}")
+    if only_json:
+        print(text)
+        return
+    _show(report)
+    for line in written:
+        print(line)
 
 
 def _show(report: BenchReport) -> None:

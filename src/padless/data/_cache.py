@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from padless.data._reading import Estimate, Raw
 from padless.errors import PadlessError
+from padless.files import whole_file
 
 if TYPE_CHECKING:
     from padless.data._reading import Reading
@@ -44,15 +47,25 @@ class Cache:
         except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):
             return None  # absent, or cut off while it was written: counting again is always right
 
-    def save(self, raw: Raw) -> None:
-        """Keep the counts of a finished pass."""
+    def save(self, raw: Raw) -> bool:
+        """Keep the counts of a finished pass. Where they cannot be kept, they are still good: that is a warning."""
         arrays: dict[str, npt.NDArray[np.int32]] = {"lengths": raw.lengths.astype(np.int32)}
         if raw.targets is not None:
             arrays["targets"] = raw.targets.astype(np.int32)
         estimate = None if raw.estimate is None else raw.estimate.to_dict()
         plain = np.frombuffer(json.dumps({"estimate": estimate}).encode(), dtype=np.uint8)
-        self._write(self.path, plain=plain, **arrays)
-        self._unfinished.unlink(missing_ok=True)
+        try:
+            self._write(self.path, plain=plain, **arrays)
+        except OSError as error:
+            warnings.warn(
+                f"the measured lengths cannot be kept in {self.path.parent}: {error.strerror or error}",
+                UserWarning,
+                stacklevel=3,
+            )
+            return False
+        with suppress(OSError):
+            self._unfinished.unlink()
+        return True
 
     def partial(self) -> list[npt.NDArray[np.int64]]:
         """The counts of an interrupted pass, batch by batch in one table, or nothing."""
@@ -65,19 +78,17 @@ class Cache:
     def save_partial(self, done: list[npt.NDArray[np.int64]]) -> None:
         """Keep what has been counted so far."""
         if done:
-            self._write(self._unfinished, table=np.concatenate(done).astype(np.int32))
+            with suppress(OSError):  # told at the end, if it is so still
+                self._write(self._unfinished, table=np.concatenate(done).astype(np.int32))
 
     @property
     def _unfinished(self) -> Path:
         return self.path.with_suffix(".part.npz")
 
     def _write(self, path: Path, **arrays: npt.NDArray[np.generic]) -> None:
-        # Written aside and renamed: a reader (another rank, perhaps) never sees half a file.
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        with open(aside, "wb") as file:
+        with whole_file(path) as file:  # a reader is another rank, perhaps
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        aside.replace(path)
 
 
 def open_cache(cache: bool | str | Path, source: Source, plan: Reading) -> Cache | None:

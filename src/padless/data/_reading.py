@@ -118,14 +118,19 @@ def read(source: Source, plan: Reading, cache: Cache | None, *, workers: int, pr
     todo = ((row, payload) for row, payload in batches if row >= rows_done)
     job = _Job(source.unpack, counter, plan.targets_within)
     saved = time.monotonic()
-    for counts in job.run(todo, workers):
-        done.append(counts)
-        rows_done += len(counts)
-        if progress is not None:
-            progress(rows_done, source.total)
-        if cache is not None and time.monotonic() - saved > _SAVE_EVERY_SECONDS:
+    try:
+        for counts in job.run(todo, workers):
+            done.append(counts)
+            rows_done += len(counts)
+            if progress is not None:
+                progress(rows_done, source.total)
+            if cache is not None and time.monotonic() - saved > _SAVE_EVERY_SECONDS:
+                cache.save_partial(done)
+                saved = time.monotonic()
+    except (KeyboardInterrupt, SystemExit):
+        if cache is not None:
             cache.save_partial(done)
-            saved = time.monotonic()
+        raise
     table = np.concatenate(done)  # (N, F) or (N, F + 1)
     if plan.targets_within is None:
         return Raw(lengths=table)

@@ -215,8 +215,8 @@ def measure(
         found = None if kept_at is None else kept_at.load()
         was_cached = found is not None
         raw = found or read(source, plan, kept_at, workers=workers, progress=progress)
-        if kept_at is not None and found is None:
-            kept_at.save(raw)
+        if kept_at is not None and found is None and not kept_at.save(raw):
+            kept_at = None
     return _apply_policies(
         raw,
         what=what,

@@ -92,8 +92,12 @@ def auto_profile(
         )
     profile = _common(profile, process_group)
     if writes:
-        profile.save(place)
-        _log.info("token_budget='auto': %d padded tokens per micro-batch, kept in %s", profile.token_budget, place)
+        try:
+            profile.save(place)
+        except PadlessError as error:  # no reason to end the training that it was found for
+            _log.warning("token_budget='auto': %s; it is found again the next time", error)
+        else:
+            _log.info("token_budget='auto': %d padded tokens per micro-batch, kept in %s", profile.token_budget, place)
     return profile
 
 

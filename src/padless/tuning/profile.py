@@ -10,6 +10,7 @@ from typing import Any
 
 from padless.cost import CostModel
 from padless.errors import PadlessError
+from padless.files import write_text
 from padless.lengths import positive_int
 
 __all__ = ["DEFAULT_PATH", "PATH_VARIABLE", "Profile", "describe", "load_profile", "profile_path"]
@@ -53,13 +54,17 @@ class Profile:
         return {**asdict(self), "trials": [list(trial) for trial in self.trials], "format": _FORMAT}
 
     def save(self, path: str | Path = DEFAULT_PATH) -> Path:
-        """Write it as JSON; `load_profile` reads it back equal."""
+        """Write it as JSON, whole or not at all; `load_profile` reads it back equal.
+
+        Raises:
+            PadlessError: the path cannot be written.
+        """
         place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.to_dict(), indent=2) + "\n"
-        half = place.with_name(f"{place.name}.{os.getpid()}.tmp")  # ranks read it while another writes
-        half.write_text(text, encoding="utf-8")
-        half.replace(place)
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_text(place, json.dumps(self.to_dict(), indent=2) + "\n")  # ranks read it while another writes
+        except OSError as error:
+            raise PadlessError(f"cannot write the profile {place}: {error.strerror or error}") from error
         return place
 
     @classmethod

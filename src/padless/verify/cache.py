@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from padless.errors import PadlessError
+from padless.files import write_text
 from padless.verify.report import LayoutReport
 from padless.verify.runs import modes_of
 from padless.verify.subject import Subject
@@ -80,10 +80,7 @@ def store_report(cache: bool | str | Path, key: str, report: LayoutReport) -> No
     folder = cache_folder(cache) / "verify"
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, suffix=".tmp")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(report.to_json())
-        Path(name).replace(folder / f"{key}.json")
+        write_text(folder / f"{key}.json", report.to_json())
 
 
 def _code_of(kind: type) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from padless.errors import PadlessError, choose
+from padless.files import write_text
 
 __all__ = ["VERDICTS", "Condition", "LayoutReport", "LayoutResult", "Verdict"]
 
@@ -200,14 +201,14 @@ class LayoutReport:
         """JSON text, also written to ``path``."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            write_text(path, text + "\n")
         return text
 
     def to_html(self, path: str | Path | None = None) -> str:
         """A self-contained page, also written to ``path``."""
         text = _page(self)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            write_text(path, text)
         return text
 
     def __rich__(self) -> Any:
