@@ -58,3 +58,43 @@ def test_processes_that_are_still_running_at_the_end_are_stopped(tmp_path: Path,
     for file in tmp_path.glob("*.pid"):
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.stem), 0)
+
+
+BESIDE = """
+import time
+from padless.bench.compiling import compiled_beside
+with compiled_beside():
+    time.sleep(600)
+"""
+ENDLESS = """
+import os, time
+from pathlib import Path
+(Path(__file__).parent / f"{os.getpid()}.pid").touch()
+time.sleep(600)
+"""
+
+
+def test_what_compiles_leaves_with_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text(ENDLESS)
+    parent = subprocess.Popen([sys.executable, "-c", BESIDE], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    began = time.monotonic()
+    try:
+        while len(list(tmp_path.glob("*.pid"))) < len(PARTS):
+            assert time.monotonic() - began < 60
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+    left = {int(file.stem) for file in tmp_path.glob("*.pid")}
+    while left:
+        assert time.monotonic() - began < 120
+        time.sleep(0.01)
+        left = {pid for pid in left if runs(pid)}
+
+
+def runs(pid: int) -> bool:
+    try:
+        # One that nobody has waited for yet is there, but does not run.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

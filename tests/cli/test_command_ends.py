@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -197,3 +199,22 @@ def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> 
     assert (code, told) == (2, "padless: cannot write page.html: File too large")
     assert (tmp_path / "page.html").read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.py", "page.html", "rows.jsonl"]
+
+
+def test_no_worker_is_forked_while_another_thread_loads_what_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = threading.active_count()
+    module, loads, ready = import_module("padless.cli.analyze"), threading.Event(), threading.Event()
+
+    def load() -> None:
+        loads.set()
+        ready.wait(60)
+
+    monkeypatch.setattr(module, "_load_planners", load)
+    monkeypatch.setattr(module, "_LONG_ENOUGH", 0.0)
+    with module._loading_planners(2) as began:
+        assert not loads.wait(0.2), "workers are not there yet"
+        began()
+        assert loads.wait(60)
+        began()
+        ready.set()
+    assert threading.active_count() == before, "those of the next data set may be forked"

@@ -10,7 +10,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -43,7 +44,9 @@ def worker_pool(workers: int, start: Callable[..., None], *arguments: Any) -> It
     )
     try:
         with _signals_held():  # workers inherit that, until they can take one
-            _launch(pool)
+            first = _launch(pool)
+        if method != "fork":
+            _wait_for_start(first)
         yield pool
     except BaseException:
         _ask_to_stop(pool)
@@ -52,19 +55,32 @@ def worker_pool(workers: int, start: Callable[..., None], *arguments: Any) -> It
     pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _launch(pool: ProcessPoolExecutor) -> None:
+def _launch(pool: ProcessPoolExecutor) -> Future[int]:
     try:
-        pool.submit(os.getpid)
+        return pool.submit(os.getpid)
     except Exception as error:  # whatever an object makes the pickler raise, where workers are not forked
         for process in _processes(pool):  # no task will tell them to leave, and the interpreter would wait for them
             process.kill()
             process.join()
-        if isinstance(error, OSError):
-            raise PadlessError(f"worker processes cannot be started: {error.strerror}; use fewer workers") from error
+        if "bootstrapping" in str(error):  # a worker that runs the script again: Python explains it
+            raise
+        if isinstance(error, OSError | RuntimeError):  # no more processes, no more threads
+            raise PadlessError(f"worker processes cannot be started: {error}; use fewer workers") from error
         raise PadlessError(
             f"worker processes cannot be started: {error}; on this system they need a tokenizer and functions that can"
             " be pickled, as those of a module can; or choose workers=0"
         ) from error
+
+
+def _wait_for_start(first: Future[int]) -> None:
+    try:
+        first.result()
+    except BrokenProcessPool:
+        raise PadlessError(
+            "worker processes cannot be started, for the reason that one of them printed: on this system they import"
+            " the modules of the tokenizer and functions, and the script itself, whose work must stand below"
+            ' `if __name__ == "__main__":`; or choose workers=0'
+        ) from None
 
 
 def _processes(pool: ProcessPoolExecutor) -> list[Any]:
