@@ -74,7 +74,7 @@ def test_an_output_that_nobody_reads_ends_a_command_as_any_filter(name: str, tmp
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full")
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("name", ["analyze --json", "pack", "version"])
 def test_an_output_that_cannot_be_written_is_an_error_in_one_line(name: str, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         code, told = end_of(command(tmp_path, OUTPUTS[name], stdout=full))
@@ -147,8 +147,7 @@ def test_a_task_that_does_not_stop_ends_some_seconds_after_the_interrupt(tmp_pat
 SLEEPY = STUBBORN.replace("except KeyboardInterrupt", "except ZeroDivisionError")
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize(("name", "workers"), [("analyze", "2"), ("pack", "0"), ("pack", "2")])
 def test_a_termination_is_told_in_one_line_and_leaves_nothing(name: str, workers: str, tmp_path: Path) -> None:
     arguments = [workers if word == "2" else word for word in WORKING[name]]
     process = command(tmp_path, arguments, tokenizer=SLEEPY)
@@ -218,3 +217,22 @@ def test_no_worker_is_forked_while_another_thread_loads_what_plans(monkeypatch: 
         began()
         ready.set()
     assert threading.active_count() == before, "those of the next data set may be forked"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [["tune", "nothing", "--out", "file/profile.json"], ["verify", "nothing", "--html", "file/page.html"],
+     ["analyze", "nothing", "--html", "file/page.html"], ["bench", "--html", "file/page.html"]],
+    ids=lambda asked: asked[0],
+)  # fmt: skip
+def test_a_result_that_could_not_be_written_is_refused_before_the_run(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from padless.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as leaving:
+        main(asked)
+    assert leaving.value.code == 2
+    assert capsys.readouterr().err.startswith(f"padless: cannot write {asked[-1]}: ")

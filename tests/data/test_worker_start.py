@@ -82,11 +82,14 @@ def test_where_no_more_processes_can_be_had_those_that_were_are_ended(tmp_path: 
 TAKEN_ELSEWHERE = """
 threading.Thread(target=time.sleep, args=(1.5,)).start()  # does not block what the main thread does
 
-def interrupt():
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.3)
-
-os.register_at_fork(before=interrupt)
+fork, came = os.fork, []
+def interrupted():
+    if came == [0]:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+    came.append(len(came))
+    return fork()
+os.fork = interrupted
 tell(tokenizer=mine.words, workers=3)
 print(multiprocessing.active_children())
 """
@@ -101,7 +104,13 @@ HANDLED = """
 def handle(number, frame):
     raise SystemExit("in order")
 signal.signal(signal.SIGTERM, handle)
-os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGTERM))
+fork, came = os.fork, []
+def terminated():
+    if came == [0]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    came.append(len(came))
+    return fork()
+os.fork = terminated
 tell(tokenizer=mine.words, workers=3)
 print(multiprocessing.active_children())
 """

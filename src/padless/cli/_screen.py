@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from padless.errors import PadlessError
 
-__all__ = ["error_console", "load_object", "number", "progress_bar", "read_text"]
+__all__ = ["check_targets", "error_console", "load_object", "number", "progress_bar", "read_text"]
 
 
 def error_console() -> Console:
@@ -102,6 +103,17 @@ class _Lines:
         left = f", {(total - done) / rate:.0f} s left" if total and rate > 0 else ""
         of = "" if total is None else f" of {number(total)}"
         self.console.print(f"{stage}: {number(done)}{of} {unit}, {number(rate)} {unit}/s{left}", highlight=False)
+
+
+def check_targets(paths: list[Path]) -> None:
+    """Fail before the run, not after it; folders on the way are made."""
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+                raise PadlessError(f"cannot write {path}: name a file in a folder that can be written to")
+        except OSError as error:
+            raise PadlessError(f"cannot write {path}: {error.strerror}") from None
 
 
 def load_object(spec: str | None) -> Any:

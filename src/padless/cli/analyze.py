@@ -18,7 +18,7 @@ from rich.table import Table
 
 from padless.analysis import Analysis, DataFacts, analyze_lengths, read_model
 from padless.analysis.settings import FRAMEWORKS
-from padless.cli._screen import load_object, progress_bar, read_text
+from padless.cli._screen import check_targets, load_object, progress_bar, read_text
 from padless.data._inputs import input_files, readable
 from padless.data.measure import Measured, measure
 from padless.errors import PadlessError, choose
@@ -74,6 +74,7 @@ def analyze(
     """Say how much of the compute is padding, what each strategy would bring, and what to set."""
     choose("sync", sync, ("microbatch", "step"))
     choose("overlong", overlong, ("truncate", "drop", "split", "error"))
+    check_targets([] if html is None else [html])
     columns = _fields(fields, padded_apart)
     template = None if chat_template is None else read_text(chat_template)
     options: dict[str, Any] = {

@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from padless.cli._screen import check_targets
 from padless.errors import PadlessError
 from padless.files import write_text
 from padless.lengths import positive_int
@@ -82,7 +83,7 @@ def bench(
     """Time one policy-update step under every way of cutting it into micro-batches, and prove that all are equal."""
     only_json = as_json == "-"
     targets = [Path(as_json)] if as_json and not only_json else []
-    _check_targets([*targets, *([html] if html else [])])
+    check_targets([*targets, *([html] if html else [])])
     from padless.bench.compiling import PARTS, compiled_beside
 
     parts = [part for part in PARTS if device == "cpu" or part != "scan"]
@@ -175,17 +176,6 @@ def _integer(option: str, given: str) -> int:
     except ValueError:
         raise PadlessError(f"{option}={given!r}; expected a whole number of at least 1") from None
     return positive_int(number, name=option)
-
-
-def _check_targets(paths: list[Path]) -> None:
-    """Fail before the run, not after it."""
-    for path in paths:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-                raise PadlessError(f"cannot write {path}: name a file in a folder that can be written to")
-        except OSError as error:
-            raise PadlessError(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager

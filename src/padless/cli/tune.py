@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from padless.cli._screen import check_targets
 from padless.errors import PadlessError
 from padless.tuning import DEFAULT_PATH, Profile, Trial
 from padless.tuning import tune as search
@@ -43,6 +44,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the largest token budget that fits in memory, measure what micro-batches cost, and write both to a file."""
+    check_targets([out])
     import torch
 
     from padless.bench.models import build

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from padless.cli._screen import error_console, load_object
+from padless.cli._screen import check_targets, error_console, load_object
 from padless.errors import PadlessError, choose
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def verify(
         choose("attn", attn, ATTENTION)
     names = None if layouts is None else [name.strip() for name in layouts.split(",") if name.strip()]
     _check_names(names)
+    check_targets([] if html is None else [html])
     console = error_console()
     with console.status("building the model") as status:
         built = _load(model, dtype=dtype, attn=attn, device=device, full_size=full_size, trusted=trust_remote_code)
