@@ -221,8 +221,8 @@ def test_no_worker_is_forked_while_another_thread_loads_what_plans(monkeypatch: 
 
 @pytest.mark.parametrize(
     "asked",
-    [["tune", "nothing", "--out", "file/profile.json"], ["verify", "nothing", "--html", "file/page.html"],
-     ["analyze", "nothing", "--html", "file/page.html"], ["bench", "--html", "file/page.html"]],
+    [["tune", "nothing", "--out", "file/profile.json"], ["verify", "nothing", "--html", "missing/page.html"],
+     ["analyze", "nothing", "--html", "missing/page.html"], ["bench", "--html", "file/page.html"]],
     ids=lambda asked: asked[0],
 )  # fmt: skip
 def test_a_result_that_could_not_be_written_is_refused_before_the_run(

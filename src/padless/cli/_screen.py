@@ -105,11 +105,12 @@ class _Lines:
         self.console.print(f"{stage}: {number(done)}{of} {unit}, {number(rate)} {unit}/s{left}", highlight=False)
 
 
-def check_targets(paths: list[Path]) -> None:
-    """Fail before the run, not after it; folders on the way are made."""
+def check_targets(paths: list[Path], *, make_folders: bool = False) -> None:
+    """Fail before the run, not after it."""
     for path in paths:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if make_folders:
+                path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
                 raise PadlessError(f"cannot write {path}: name a file in a folder that can be written to")
         except OSError as error:

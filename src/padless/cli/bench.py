@@ -83,7 +83,7 @@ def bench(
     """Time one policy-update step under every way of cutting it into micro-batches, and prove that all are equal."""
     only_json = as_json == "-"
     targets = [Path(as_json)] if as_json and not only_json else []
-    check_targets([*targets, *([html] if html else [])])
+    check_targets([*targets, *([html] if html else [])], make_folders=True)
     from padless.bench.compiling import PARTS, compiled_beside
 
     parts = [part for part in PARTS if device == "cpu" or part != "scan"]

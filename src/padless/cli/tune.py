@@ -44,7 +44,7 @@ def tune(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Find the largest token budget that fits in memory, measure what micro-batches cost, and write both to a file."""
-    check_targets([out])
+    check_targets([out], make_folders=True)
     import torch
 
     from padless.bench.models import build
