@@ -64,8 +64,8 @@ def _launch(pool: ProcessPoolExecutor) -> Future[int]:
             process.join()
         if "bootstrapping" in str(error):  # a worker that runs the script again: Python explains it
             raise
-        if isinstance(error, OSError | RuntimeError):  # no more processes, no more threads
-            raise PadlessError(f"worker processes cannot be started: {error}; use fewer workers") from error
+        if isinstance(error, OSError | RuntimeError | AssertionError):  # no more processes or threads, or not here
+            raise PadlessError(f"worker processes cannot be started: {error}; use fewer workers, or none") from error
         raise PadlessError(
             f"worker processes cannot be started: {error}; on this system they need a tokenizer and functions that can"
             " be pickled, as those of a module can; or choose workers=0"
