@@ -1,6 +1,6 @@
 """padless takes padding out of LLM training before tensors reach the model.
 
-Importing it loads NumPy only; PyTorch is loaded when a tensor function is first used.
+Importing it loads nothing else; NumPy and PyTorch are loaded when what needs them is first used.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from padless.cost import CostModel
 from padless.errors import PadlessError
-from padless.plan import Plan
 
 if TYPE_CHECKING:
     from padless.accumulate import accumulate as accumulate
+    from padless.cost import CostModel as CostModel
+    from padless.plan import Plan as Plan
     from padless.planning.microbatch import microbatch as microbatch
     from padless.planning.pack import pack as pack
     from padless.tensors.compact import compact as compact
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "CostModel": "padless.cost",
+    "Plan": "padless.plan",
     "accumulate": "padless.accumulate",
     "compact": "padless.tensors.compact",
     "flatten": "padless.tensors.flatten",

@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -85,7 +86,7 @@ class _Signals:
             os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
 
-class _Checked(io.FileIO):
+class _Checked(io.FileIO, ABC):
     """A file whose first failure is dealt with; what is written after it is lost without a word."""
 
     failed = False
@@ -99,8 +100,9 @@ class _Checked(io.FileIO):
                 self.give_up(error)
         return len(data)
 
+    @abstractmethod
     def give_up(self, error: OSError) -> None:
-        raise NotImplementedError
+        """What a failure means for the run."""
 
 
 class _Results(_Checked):
@@ -116,7 +118,12 @@ class _Progress(_Checked):
 
 
 def _stream(stream: Any, kind: type[_Checked]) -> Any:
-    """The same stream through a file of this kind. Streams that are closed, or no files, stay as they are."""
+    """The same stream through a file of this kind. Streams that are closed, or no files, stay as they are.
+
+    So does a console of Windows, which takes its text through a kind of file of its own.
+    """
+    if sys.platform == "win32" and stream is not None and stream.isatty():
+        return stream
     try:
         stream.flush()
         file = kind(stream.fileno(), "w", closefd=False)

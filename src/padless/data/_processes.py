@@ -108,11 +108,10 @@ def _signals_held() -> Iterator[None]:
     Other threads, such as those of a linear algebra library, would take a signal that only this thread blocks, and
     hand it to this one: so a handler holds it, too.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # no signal is taken here
-        return
     came: list[int] = []
-    held = {number: how for number in _TAKEN if callable(how := signal.getsignal(number))}
+    held = {}
+    if threading.current_thread() is threading.main_thread():  # no other takes signals, or may say how
+        held = {number: how for number in _TAKEN if callable(how := signal.getsignal(number))}
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN) if hasattr(signal, "pthread_sigmask") else None
     for number in held:
         signal.signal(number, lambda number, _: came.append(number))
