@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +12,10 @@ from rich.table import Table
 
 from padless.cli._screen import check_targets
 from padless.errors import PadlessError
-from padless.tuning import DEFAULT_PATH, Profile, Trial
-from padless.tuning import tune as search
+from padless.tuning.profile import DEFAULT_PATH, Profile
+
+if TYPE_CHECKING:
+    from padless.tuning import Trial
 
 __all__ = ["tune"]
 
@@ -49,6 +51,7 @@ def tune(
 
     from padless.bench.models import build
     from padless.errors import choose
+    from padless.tuning import tune as search
 
     choose("optimizer", optimizer, OPTIMIZERS)
     built = build(model, device=device, dtype=dtype)
