@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["PadlessError", "choose"]
+__all__ = ["PadlessError", "choose", "shown"]
+
+SHOWN = 80
+"""Characters of a value that a message holds."""
 
 
 class PadlessError(ValueError):
@@ -27,4 +30,17 @@ def choose(name: str, value: object, known: tuple[str, ...]) -> str:
     if isinstance(value, str) and value in known:
         return value
     listed = ", ".join(repr(item) for item in known)
-    raise PadlessError(f"{name}={value!r} is unknown; choose one of {listed}")
+    raise PadlessError(f"{name}={shown(value)} is unknown; choose one of {listed}")
+
+
+def shown(value: object, most: int = SHOWN) -> str:
+    """``repr(value)`` on one line, cut in the middle where it is long: for messages.
+
+    >>> shown("a" * 200, 11)
+    "'aaa...aaa'"
+    """
+    text = " ".join(repr(value).split())
+    if len(text) <= most:
+        return text
+    tail = (most - 3) // 2
+    return f"{text[: most - 3 - tail]}...{text[-tail:]}"

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 
 __all__ = ["MOST_TOKENS", "IntArray", "Lengths", "as_ids", "as_lengths", "positive_int"]
 
@@ -56,7 +56,7 @@ def as_lengths(lengths: Lengths, *, minimum: int = 1, name: str = "lengths") -> 
     if array.dtype.kind not in "iu":
         odd = _first_non_integer(array)
         raise PadlessError(
-            f"{name}{_at(odd)} is {array[odd]!r} ({array.dtype}); lengths are whole numbers of tokens:"
+            f"{name}{_at(odd)} is {shown(array[odd])} ({array.dtype}); lengths are whole numbers of tokens:"
             " convert them to integers first"
         )
     checked = _narrow(array, name)
@@ -105,7 +105,7 @@ def positive_int(value: Any, *, name: str, minimum: int = 1) -> int:
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise PadlessError(f"{name}={value!r}; expected an integer of at least {minimum}") from None
+        raise PadlessError(f"{name}={shown(value)}; expected an integer of at least {minimum}") from None
     if number < minimum:
         raise PadlessError(f"{name}={number}; expected an integer of at least {minimum}")
     return number
@@ -114,7 +114,7 @@ def positive_int(value: Any, *, name: str, minimum: int = 1) -> int:
 def _to_numpy(values: Any, name: str) -> npt.NDArray[Any]:
     """Convert without importing torch, Arrow or pandas: each brings its own way to NumPy."""
     if isinstance(values, str | bytes) or values is None or np.isscalar(values):
-        raise PadlessError(f"{name}={values!r}; expected a sequence of integers")
+        raise PadlessError(f"{name}={shown(values)}; expected a sequence of integers")
     if not isinstance(values, np.ndarray):
         detach = getattr(values, "detach", None)  # torch.Tensor, on any device, with or without grad
         if callable(detach):

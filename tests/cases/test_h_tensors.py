@@ -111,7 +111,7 @@ def test_h06_rounding_up_pads_every_field_with_its_own_value() -> None:
         key: torch.ones(1, width)
         for key in ("input_ids", "attention_mask", "labels", "position_ids", "token_type_ids", "advantages")
     }
-    batch["position_ids"] = torch.arange(width)[None]
+    batch["input_ids"], batch["position_ids"] = batch["input_ids"].long(), torch.arange(width)[None]
     small = compact(batch, multiple_of=4, fields={"advantages": Field(pad=0.0)}).batch
     assert {value.shape for value in small.values()} == {(1, 8)}
     assert small["labels"][0, 6:].tolist() == [-100, -100]

@@ -222,7 +222,7 @@ class _Packed:
 
     def __init__(self, batch: Batch, setting: Setting) -> None:
         self.setting = setting
-        self.step = regroup(batch, setting.token_budget, layout="packed", cost=setting.cost)
+        self.step = regroup(batch, setting.token_budget, layout="packed", cost=setting.cost, unsafe=True)  # marked
 
     def __len__(self) -> int:
         return len(self.step)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Literal, TypeAlias
 
-from padless.errors import PadlessError, choose
+from padless.errors import PadlessError, choose, shown
 
 __all__ = [
     "MROPE",
@@ -16,6 +18,7 @@ __all__ = [
     "Pad",
     "Span",
     "causal_lm",
+    "check_fields",
     "field_for",
     "preference",
     "rlhf",
@@ -24,6 +27,7 @@ __all__ = [
 ]
 
 Span: TypeAlias = Literal["sequence", "response", "row", "flat", "batch"]
+_SPANS = ("sequence", "response", "row", "flat", "batch")
 Pad: TypeAlias = int | float | Literal["count"]
 
 
@@ -60,7 +64,7 @@ class Field:
     counts: str | None = None
 
     def __post_init__(self) -> None:
-        choose("span", self.span, ("sequence", "response", "row", "flat", "batch"))
+        choose("span", self.span, _SPANS)
         if self.span in ("sequence", "response") and self.axis == self.batch_axis:
             raise PadlessError(f"axis={self.axis} is also the batch axis; a field of tokens has one axis for each")
         if (self.span == "flat") != (self.counts is not None):
@@ -184,6 +188,49 @@ def vision(*, images: str = "num_images", patches: str = "num_patches") -> dict[
         patches: _ROW,
     }
     return {**WELL_KNOWN, **flat, "position_ids": MROPE}
+
+
+def check_fields(fields: Any, keys: Iterable[str] | None = None) -> None:
+    """Refuse ``fields`` that are not a mapping of keys to `Field`, or that miss a key of the batch by a typo.
+
+    Roles of keys that this batch lacks are legal: presets name many, and batches of evaluation may have fewer columns.
+
+    >>> check_fields({"weights": "row"})
+    Traceback (most recent call last):
+    ...
+    padless.errors.PadlessError: fields['weights'] is 'row'; expected a Field: fields={'weights': Field(span='row')}, \
+from padless.tensors import Field
+    """
+    if fields is None:
+        return
+    if not isinstance(fields, Mapping):
+        raise PadlessError(
+            f"fields is a {type(fields).__name__}; expected a mapping of keys to Field, such as"
+            " {'weights': Field(span='row')}, or a preset such as padless.tensors.rlhf()"
+        )
+    for key, role in fields.items():
+        if not isinstance(role, Field):
+            span = role if isinstance(role, str) and role in _SPANS else "sequence"
+            raise PadlessError(
+                f"fields[{key!r}] is {shown(role)}; expected a Field: fields={{{key!r}: Field(span={span!r})}},"
+                " from padless.tensors import Field"
+            )
+    held = set(keys or ())
+    known = held | {name.rpartition(".")[2] for name in held}
+    unclaimed = sorted(known - set(fields))
+    for key in fields:
+        if key in known or key in _preset_names():
+            continue
+        near = get_close_matches(str(key), unclaimed, n=1, cutoff=0.75)
+        if near:
+            raise PadlessError(
+                f"fields names {key!r}, which is not in the batch; it has {near[0]!r}: name that, or leave the key out"
+            )
+
+
+@cache
+def _preset_names() -> frozenset[str]:
+    return frozenset().union(*(WELL_KNOWN, rlhf(), preference(), seq2seq(), vision()))
 
 
 def field_for(key: str, fields: Fields | None) -> Field | None:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal, Protocol, TypeAlias
 
 from padless.errors import PadlessError, choose
 
-__all__ = ["LAYOUTS", "PACKED_LAYOUTS", "LayoutVerdicts", "PackedLayout", "choose_layout", "packed_layout"]
+__all__ = [
+    "LAYOUTS",
+    "PACKED_LAYOUTS",
+    "LayoutVerdicts",
+    "PackedLayout",
+    "choose_layout",
+    "packed_layout",
+    "warn_unverified",
+]
 
 PackedLayout: TypeAlias = Literal[
     "packed-position-ids",
@@ -76,6 +85,24 @@ def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> 
             " or unsafe=True to go on regardless"
         )
     return full, True
+
+
+_warned = False
+
+
+def warn_unverified(layout: str, report: LayoutVerdicts | None, *, unsafe: bool) -> None:
+    """Warn, once per process, where rows are to be packed for a model that nobody has asked about."""
+    global _warned
+    if _warned or report is not None or unsafe or not is_packed(_SHORT.get(layout, layout)):
+        return
+    _warned = True
+    warnings.warn(
+        f"layout={layout!r} without report=: whether this model keeps the sequences of a packed row apart is not known"
+        " here, and one that does not trains on other results. Pass report=padless.verify.check_layouts(model), or"
+        " unsafe=True if you know that it does",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def is_packed(layout: str) -> bool:

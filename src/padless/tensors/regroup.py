@@ -12,7 +12,7 @@ from padless.lengths import as_ids
 from padless.plan import Plan, Sync
 from padless.tensors.fields import Fields
 from padless.tensors.inputs import Responses, check_packable
-from padless.tensors.layouts import LayoutVerdicts, choose_layout, is_packed
+from padless.tensors.layouts import LayoutVerdicts, choose_layout, is_packed, warn_unverified
 from padless.tensors.microbatches import MicroBatch, Regrouped
 from padless.tensors.planning import PlanOptions, plan_for
 from padless.tensors.rowlist import is_row_list, read_row_list
@@ -75,7 +75,9 @@ def regroup(
             their own (padded layouts).
         plan: use this plan for these lengths instead of making one.
         report: verdicts on layouts, from `padless.verify.check_layouts`. A layout that it does not allow is refused.
-        unsafe: use such a layout all the same; it stays visible as ``Regrouped.unsafe``.
+            Packed rows without a report warn (``UserWarning``, once per process): nothing here knows the model.
+        unsafe: use such a layout all the same; it stays visible as ``Regrouped.unsafe``. Without a report: pack, and
+            do not warn.
         dtype: of additive masks.
         seed: of randomised packing.
 
@@ -118,6 +120,8 @@ def regroup(
         ids = None if atoms is None else as_ids(atoms, rows.count, name="atoms")
         return rows, plans, against, ids
 
+    if isinstance(layout, str):
+        warn_unverified(layout, report, unsafe=unsafe)
     if process_group is not None:
         from padless.tensors.together import regroup_together
 

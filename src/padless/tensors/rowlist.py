@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from padless.errors import PadlessError
-from padless.tensors.fields import Field, Fields, field_for
+from padless.tensors.fields import Field, Fields, check_fields, field_for
 from padless.tensors.rows import Alignment, Column, Rows, Stream
 
 __all__ = ["is_row_list", "read_row_list"]
@@ -36,6 +36,7 @@ def read_row_list(rows: Sequence[Any], fields: Fields | None = None) -> Rows:
             raise PadlessError(f"row {i} has the keys {sorted(row)}; row 0 has {sorted(keys)}: give every row the same")
     if "input_ids" not in keys:
         raise PadlessError(f"the rows have no input_ids among their keys ({', '.join(map(repr, keys))})")
+    check_fields(fields, keys)
     lengths = np.array([len(row["input_ids"]) for row in named], dtype=np.int64)
     size = torch.from_numpy(lengths)
     zero = torch.zeros_like(size)
@@ -78,6 +79,8 @@ def _column(key: str, values: list[Any], stream: Stream, whole: Alignment, field
             f"row {i}: {key!r} has {given[i]} entries and input_ids {stream.lengths[i]}; a field of span {role.span!r}"
             f" {'holds no more' if role.span == 'response' else 'holds as many'}"
         )
+    if key == "input_ids" and any(tensor.is_floating_point() for tensor in tensors if len(tensor)):
+        raise PadlessError(f"{key!r} holds fractions; token ids are integers: give them as such")
     # Axes of one row: its tokens come first, whatever the axis in a batch.
     flat = torch.cat([tensor for tensor in tensors if len(tensor)] or tensors[:1])
     role = Field(span=role.span, pad=role.pad, first=role.first)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from padless.errors import PadlessError
 from padless.lengths import IntArray
-from padless.tensors.fields import Field, Fields, field_for
+from padless.tensors.fields import Field, Fields, check_fields, field_for
 from padless.tensors.tree import Rebuild, Shared, read_tree
 
 __all__ = ["Alignment", "Column", "Rows", "Stream", "read_rows"]
@@ -100,6 +100,7 @@ def read_rows(batch: Any, fields: Fields | None = None) -> Rows:
         PadlessError: no mask, a tensor of unknown role, or a shape that contradicts a role; the key is named.
     """
     leaves, rebuild = read_tree(batch)
+    check_fields(fields, leaves)
     roles = {key: _role(key, value, fields) for key, value in leaves.items()}
     masks = _masks(leaves, roles)
     if not masks:
@@ -108,6 +109,7 @@ def read_rows(batch: Any, fields: Fields | None = None) -> Rows:
             " mask, never from token ids: add one, or name the mask in fields={...: Field(mask=KEY)}"
         )
     # Sorted, not in the order of the keys: ranks must lay out their lengths alike.
+    _check_ids(leaves)
     streams = {key: read_stream(key, leaves[key]) for key in sorted(set(masks.values()))}
     counts = {key: len(stream.lengths) for key, stream in streams.items()}
     if len(set(counts.values())) > 1:
@@ -123,6 +125,8 @@ def read_stream(key: str, mask: Any) -> Stream:
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] == 0:
         what = f"shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise PadlessError(f"{key} is {what}; expected a mask tensor of shape (rows, columns)")
+    if mask.is_floating_point():
+        _check_whole(key, mask)
     size, start, facts = _edges_on_cpu(mask) if mask.device.type == "cpu" else _edges(mask)
     low, high = facts[-2:]
     if low < 0:
@@ -157,6 +161,28 @@ def _edges_on_cpu(mask: Tensor) -> tuple[Tensor, Tensor, npt.NDArray[np.int64]]:
     extremes = [int(edge) for edge in _numeric(mask).aminmax()] if mask.numel() else [0, 0]
     facts = np.concatenate([size, count, extremes]).astype(np.int64)
     return torch.from_numpy(size), torch.from_numpy(np.where(count > 0, first, 0)), facts
+
+
+def _check_whole(key: str, mask: Tensor) -> None:
+    odd = (~mask.isfinite() | (mask < 0) | (mask != mask.round())).nonzero()  # (K, 2)
+    if not len(odd):
+        return
+    row, column = odd[0].tolist()
+    value = mask[row, column].item()
+    additive = ", not an additive mask" if value < 0 else ": weights of tokens belong under a key of their own"
+    raise PadlessError(
+        f"{key} holds {value:g} at row {row}, column {column}; expected a mask of zeros and ones{additive}"
+    )
+
+
+def _check_ids(leaves: dict[str, Any]) -> None:
+    for key, value in leaves.items():
+        named = key.rpartition(".")[2].endswith("input_ids") and isinstance(value, Tensor)
+        if named and value.is_floating_point() and value.numel():  # PyTorch makes an empty tensor of floats
+            raise PadlessError(
+                f"{key!r} has dtype {value.dtype}; token ids are integers: give it as .long(), or name it"
+                " 'inputs_embeds' if it holds embeddings"
+            )
 
 
 def _numeric(mask: Tensor) -> Tensor:
@@ -254,13 +280,36 @@ class _Reader:
         fits = columns == stream.width if role.span == "sequence" else columns <= stream.width
         dims = 2 if key.rpartition(".")[2] == "position_ids" and role.axis == 1 else None
         if rows != self.count or not fits or (dims is not None and value.ndim != dims):
-            raise PadlessError(
-                f"{key!r} has shape {tuple(value.shape)}; span {role.span!r} with rows on axis {role.batch_axis} and"
-                f" columns on axis {role.axis} does not fit {stream.key!r} of shape ({self.count}, {stream.width}):"
-                f" declare its role with fields={{{key!r}: Field(...)}}"
-            )
+            raise PadlessError(self._misfit(key, value, role, stream))
         flat = value.movedim((role.batch_axis, role.axis), (0, 1)).flatten(0, 1)  # (N * W, ...)
         return Column(key, role, flat, self._alignment(role, stream, columns))
+
+    def _misfit(self, key: str, value: Tensor, role: Field, stream: Stream) -> str:
+        """Which of two shapes is odd: the mask's, where the tokens it is for and others agree against it."""
+        shape, mask = tuple(value.shape), (self.count, stream.width)
+        name = stream.key.removesuffix("attention_mask") + "input_ids"
+        ids = self.leaves.get(name)
+        if isinstance(ids, Tensor) and ids.ndim == 2 and tuple(ids.shape) != mask:
+            return (
+                f"{stream.key!r} has shape {mask}, but {name!r} has {tuple(ids.shape)}: a mask has one"
+                " entry for each token, padding included"
+            )
+        beside = f"{key!r} has shape {shape}, but {stream.key!r} has {mask}"
+        rows, columns = value.shape[role.batch_axis], value.shape[role.axis]
+        if value.ndim > 2 and key.rpartition(".")[2] == "position_ids":
+            return f"{beside}: positions of several axes need fields={{{key!r}: padless.tensors.MROPE}}"
+        if rows != self.count and self.count not in shape:
+            return f"{beside}: {rows} rows (axis {role.batch_axis}) for {self.count}; give one for each"
+        if rows != self.count:
+            return (
+                f"{beside}: {rows} rows (axis {role.batch_axis}) for {self.count}. Give one for each, or name the axes"
+                f" with fields={{{key!r}: Field(batch_axis=..., axis=...)}}"
+            )
+        what = "one column for each of the mask's" if role.span == "sequence" else "no more columns than the mask"
+        return (
+            f"{beside}: {columns} columns (axis {role.axis}) for {stream.width}; span {role.span!r} takes {what}."
+            f" Give these, or, if it is aligned to something else, say so with fields={{{key!r}: Field(span=...)}}"
+        )
 
     def _alignment(self, role: Field, stream: Stream, columns: int) -> Alignment:
         """Responses are the last columns of the sequence; one as wide as the sequence is aligned to it."""
