@@ -17,6 +17,7 @@ from padless.integrations.transformers import PadlessMixin, PadlessOptions, with
 from support.trainers import (
     CountTokens,
     assert_same_run,
+    collate,
     collate_left,
     outcome_of,
     plain_trainer,
@@ -38,6 +39,35 @@ def test_left_padded_batches_are_rolled(tmp_path: Path) -> None:
     host, ours = pair(tmp_path, collator=collate_left)
     assert_same_run(host, ours)
     assert ours.padded_tokens < host.padded_tokens
+
+
+def every_token(collator: Any) -> Any:
+    """A collator that makes every token but the first a target, as `DataCollatorForLanguageModeling` does."""
+
+    def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        batch: dict[str, torch.Tensor] = collator(rows)
+        return {**batch, "labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+
+    return collate
+
+
+@pytest.mark.parametrize("steps", [1, 2], ids=["at-once", "accumulated"])
+def test_left_padding_adds_no_target_for_the_first_token(steps: int, tmp_path: Path) -> None:
+    """The Trainer alone counts, and trains, one that is predicted where padding is: right padding has none."""
+    shared: dict[str, Any] = {"per_device_train_batch_size": 8 // steps, "gradient_accumulation_steps": steps}
+    right = run_plain(tmp_path, "qwen2", collator=every_token(collate), **shared)
+    left = run_plain(tmp_path, "qwen2", padless=OURS, collator=every_token(collate_left), **shared)
+    assert_same_run(right, left)
+
+
+def test_left_padding_adds_none_to_an_evaluation_either(tmp_path: Path) -> None:
+    losses = []
+    for collator, padless in ((collate, None), (collate_left, OURS)):
+        trainer, _ = plain_trainer(
+            tmp_path, "qwen2", padless=padless, per_device_eval_batch_size=6, collator=every_token(collator)
+        )
+        losses.append(trainer.evaluate()["eval_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_gradient_checkpointing_keeps_the_result(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from padless.errors import PadlessError
 from padless.integrations._auto import longest_in, trial_batch
-from padless.integrations._merge import merge, rows_of
+from padless.integrations._merge import merge, rows_of, without_unpredicted
 from padless.integrations._options import PadlessOptions
 from padless.tensors.fields import Field
 
@@ -108,7 +108,18 @@ class Host:
                     "the collated batches have no attention_mask but different widths: padding is read from the mask;"
                     " let the collator return it"
                 )
-        return StepRows(batch=merge(batches, fields), fields=fields)
+        return StepRows(batch=merge(self.counted(batches), fields), fields=fields)
+
+    @property
+    def shifts_labels(self) -> bool:
+        """Whether the host's loss takes the labels of the column behind each output, and counts them so."""
+        return bool(getattr(self.trainer, "_loss_shifts_labels", False))
+
+    def counted(self, batches: Sequence[Any]) -> list[Any]:
+        """Batches whose labels are the targets of rows that are rolled and cut. GRPO's are lists, without labels."""
+        if not self.shifts_labels:
+            return list(batches)
+        return [without_unpredicted(batch) if isinstance(batch, Mapping) else batch for batch in batches]
 
     def inputs(self, micro: Any) -> dict[str, Any]:
         """What the host's ``compute_loss`` takes, from one micro-batch."""
@@ -131,7 +142,7 @@ class Host:
         labels = inputs.get("labels")
         if not isinstance(labels, Tensor):
             return 0
-        if labels.dim() >= 2 and getattr(self.trainer, "_loss_shifts_labels", False):
+        if labels.dim() >= 2 and self.shifts_labels:
             labels = labels[..., 1:]
         return int((labels != -100).sum())
 
@@ -175,7 +186,7 @@ class Host:
         trainer = self.trainer
         if not trainer.label_names or any(prepared.get(name) is None for name in trainer.label_names):
             return None
-        return trainer._get_num_items_in_batch([prepared], trainer.args.device)
+        return trainer._get_num_items_in_batch(self.counted([prepared]), trainer.args.device)
 
     def evaluates(self, prediction_loss_only: bool) -> bool:
         """Whether evaluation batches can be regrouped, outputs included."""

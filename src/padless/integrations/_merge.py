@@ -11,7 +11,7 @@ from torch import Tensor
 from padless.errors import PadlessError
 from padless.tensors.fields import Field, field_for
 
-__all__ = ["fill_of", "merge", "rows_of"]
+__all__ = ["fill_of", "merge", "rows_of", "without_unpredicted"]
 
 Batch = dict[str, Any]
 
@@ -53,6 +53,30 @@ def merge(batches: Sequence[Mapping[str, Any]], fields: Mapping[str, Field] | No
             odd = sorted(set(other) ^ set(first))
             raise PadlessError(f"batch {at} of the optimizer step differs from batch 0 in its keys: {', '.join(odd)}")
     return {key: _join(key, [batch[key] for batch in batches], field_for(key, fields)) for key in first}
+
+
+def without_unpredicted(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The batch without the labels that nothing predicts once padding is gone; they are -100 then.
+
+    A left-padded row has a target that a right-padded one does not have: its first token, predicted where padding is.
+
+    >>> made = without_unpredicted({
+    ...     "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 0]]),
+    ...     "labels": torch.tensor([[-100, 5, 6, 7], [5, 6, 7, -100]]),
+    ... })
+    >>> made["labels"].tolist()
+    [[-100, -100, 6, 7], [5, 6, 7, -100]]
+    """
+    mask, labels = batch.get("attention_mask"), batch.get("labels")
+    if "shift_labels" in batch:  # these are the targets
+        return batch
+    if not (isinstance(mask, Tensor) and isinstance(labels, Tensor) and mask.shape == labels.shape and mask.dim() == 2):
+        return batch
+    real = (mask > 0).long()  # (B, T)
+    held = real.cumsum(dim=1)
+    kept = (held > real) & (held[:, -1:] > held - real)  # a token comes before, and one here or later
+    kept[:, 0] = True  # no loss that shifts its labels reads the first column
+    return {**batch, "labels": labels.masked_fill(~kept, -100)}
 
 
 def fill_of(key: str, fields: Mapping[str, Field] | None = None) -> float:

@@ -32,6 +32,7 @@ class Stepper:
         self.host = host
         self.window: list[Mapping[str, Any]] = []
         self.running = False
+        self.drawing = False  # whether the host counts targets of rows that will be regrouped
         self.factor: float | None = None
         self.items: Any = None
         self.micro_inputs: Mapping[str, Any] | None = None

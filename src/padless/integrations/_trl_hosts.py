@@ -110,8 +110,9 @@ class SFTHost(TrlHost):
     def labels(self, prepared: Mapping[str, Any]) -> Any:
         return prepared.get("labels")
 
-    def targets(self, inputs: Mapping[str, Any]) -> int:
-        return int((inputs["labels"][..., 1:] != -100).sum())
+    @property
+    def shifts_labels(self) -> bool:
+        return True
 
 
 class _PairHost(TrlHost):

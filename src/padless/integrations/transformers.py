@@ -11,7 +11,7 @@ import torch
 from padless.errors import PadlessError
 from padless.integrations._guard import check_seams, check_version, require
 from padless.integrations._hosts import Host
-from padless.integrations._options import PadlessOptions
+from padless.integrations._options import PadlessOptions, naming_options, options_of
 from padless.integrations._step import Stepper
 
 __all__ = ["PadlessMixin", "PadlessOptions", "with_padless"]
@@ -39,7 +39,7 @@ class PadlessMixin:
 
     Args:
         token_budget: ceiling on a micro-batch's padded tokens, or ``"auto"`` (see `PadlessOptions`).
-        padless: further options; its ``token_budget`` counts where ``token_budget`` is not given.
+        padless: further options; a ``token_budget`` in both places must be the same.
 
     ``class MyTrainer(PadlessMixin, Trainer)``, then ``MyTrainer(..., token_budget=16_384)``.
     """
@@ -59,13 +59,10 @@ class PadlessMixin:
         padless: PadlessOptions | None = None,
         **kwargs: Any,
     ) -> None:
-        options = padless or PadlessOptions()
-        if token_budget is not None:
-            from dataclasses import replace
-
-            options = replace(options, token_budget=token_budget)
+        options = options_of(padless, token_budget)
         _check_class(type(self))
-        super().__init__(*args, **kwargs)
+        with naming_options(kwargs):
+            super().__init__(*args, **kwargs)
         _check_parallelism(self)
         host = self._padless_host(options)
         self.padless = Stepper(self, options, host)
@@ -84,7 +81,11 @@ class PadlessMixin:
         """Draw the batches of one optimizer step (the host's method); forget an unfinished step."""
         self.padless.window = []
         begun = time.perf_counter()
-        drawn = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        self.padless.drawing = True
+        try:
+            drawn = super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        finally:
+            self.padless.drawing = False
         self.padless.figures.load(time.perf_counter() - begun, self.model)  # type: ignore[attr-defined]
         return drawn
 
@@ -149,6 +150,8 @@ class PadlessMixin:
         """The denominator of the whole step, also when the host asks for that of a micro-batch."""
         if self.padless.running:
             return self.padless.items
+        if self.padless.drawing:
+            batch_samples = self.padless.host.counted(batch_samples)
         return super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
