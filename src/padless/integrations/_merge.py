@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from padless.errors import PadlessError
+from padless.loss import target_mask
 from padless.tensors.fields import Field, field_for
 
 __all__ = ["fill_of", "merge", "rows_of", "without_unpredicted"]
@@ -72,9 +73,7 @@ def without_unpredicted(batch: Mapping[str, Any]) -> Mapping[str, Any]:
         return batch
     if not (isinstance(mask, Tensor) and isinstance(labels, Tensor) and mask.shape == labels.shape and mask.dim() == 2):
         return batch
-    real = (mask > 0).long()  # (B, T)
-    held = real.cumsum(dim=1)
-    kept = (held > real) & (held[:, -1:] > held - real)  # a token comes before, and one here or later
+    kept = target_mask(labels, mask)
     kept[:, 0] = True  # no loss that shifts its labels reads the first column
     return {**batch, "labels": labels.masked_fill(~kept, -100)}
 
