@@ -70,6 +70,10 @@ def test_figures_of_an_arm_fit_together(small_report, small_workload):
             assert ratios[0] <= model["ratio_to_packed"][name] <= ratios[-1]
             if len(ratios) in (3, 4):
                 assert model["ratio_to_packed"][name] == pytest.approx(np.median(ratios))
+        by_packed, by_fixed = model["ratio_to_packed"], model["ratio_to_fixed"]
+        assert by_fixed["fixed"] == 1.0
+        assert sorted(by_fixed, key=by_fixed.get) == sorted(by_packed, key=by_packed.get)
+        assert 1 / by_fixed["packed"] == pytest.approx(by_packed["fixed"])
         assert model["arms"]["fixed"]["padded_tokens"] == 6 * small_workload.width
         assert model["arms"]["packed"]["occupancy"] == 1.0
         assert model["gain_recovered"]["packed"] == 1.0

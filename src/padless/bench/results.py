@@ -103,10 +103,14 @@ class ModelResult:
         """Seconds of each arm over those of ``other``, round by round; empty if that did not run.
 
         Arms take turns, so the middle of the rounds' ratios does not move when the machine is slower for a few rounds,
-        which moves the ratio of two medians.
+        which moves the ratio of two medians. Slow arms run in fewer rounds than packed: what quick arms are to them
+        goes by way of packed, so that all ratios rank the arms alike.
         """
         if other not in self.arms:
             return {}
+        if other != "packed" and "packed" in self.arms:
+            ratio = self.ratio_to("packed")
+            return {name: each / ratio[other] for name, each in ratio.items()}
         beside = self.arms[other].seconds_all
         return {
             name: middle([a / b for a, b in zip(arm.seconds_all, beside, strict=False)])  # common rounds
