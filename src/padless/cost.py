@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 
-__all__ = ["DEFAULT_COST", "CostModel"]
+__all__ = ["DEFAULT_COST", "CostModel", "check_cost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,3 +185,19 @@ class CostModel:
 
 DEFAULT_COST = CostModel(source="default")
 """Used where no cost is given: 500 tokens' worth of time per micro-batch, 1 per token."""
+
+
+def check_cost(cost: Any) -> CostModel | None:
+    """``cost`` if it is a cost model or None.
+
+    Raises:
+        PadlessError: anything else.
+
+    >>> check_cost(DEFAULT_COST).per_microbatch
+    500.0
+    """
+    if cost is None or isinstance(cost, CostModel):
+        return cost
+    raise PadlessError(
+        f"cost={shown(cost)}; expected a CostModel, such as padless.CostModel(per_microbatch=500), or None"
+    )

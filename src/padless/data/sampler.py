@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from padless.cost import CostModel
+from padless.cost import CostModel, check_cost
 from padless.data._corpus import Sampled, open_corpus
 from padless.data._dataset import SampledRows
 from padless.data._diagnostics import Diagnostics
@@ -148,7 +148,7 @@ class TokenBudgetSampler:
             multiple_of=combine_multiples(multiple_of),
             max_sequences=_optional(max_sequences, "max_sequences"),
             microbatches_multiple_of=positive_int(microbatches_multiple_of, name="microbatches_multiple_of"),
-            cost=cost or SAMPLER_COST,
+            cost=check_cost(cost) or SAMPLER_COST,
             ladder=None if ladder is None else tuple(as_ladder(ladder).tolist()),
             in_order=grouping in ("sorted", "none"),
         )

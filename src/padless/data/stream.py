@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
-from padless.cost import CostModel
+from padless.cost import CostModel, check_cost
 from padless.data._dataset import cut_row, without_targets
 from padless.data._diagnostics import Diagnostics
 from padless.data._epoch import Corpus, Members
@@ -164,7 +164,7 @@ class PooledStream(IterableDataset[Any]):
             multiple_of=combine_multiples(multiple_of),
             max_sequences=None if max_sequences is None else positive_int(max_sequences, name="max_sequences"),
             microbatches_multiple_of=positive_int(microbatches_multiple_of, name="microbatches_multiple_of"),
-            cost=cost or SAMPLER_COST,
+            cost=check_cost(cost) or SAMPLER_COST,
             in_order=not shuffle,
         )
         self.ranks, self.rank, _ = find_ranks(ranks, rank)

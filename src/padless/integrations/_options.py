@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from padless.cost import CostModel
-from padless.errors import PadlessError, choose
+from padless.cost import CostModel, check_cost
+from padless.errors import PadlessError, choose, shown
 from padless.lengths import positive_int
 from padless.shapes import as_ladder, combine_multiples
 
 if TYPE_CHECKING:
     from padless.tensors.fields import Field
 
-__all__ = ["PadlessOptions"]
+__all__ = ["PadlessOptions", "naming_options", "options_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +90,15 @@ class PadlessOptions:
         choose("exchange", self.exchange, ("auto", "always", "never"))
         choose("overlong", self.overlong, ("error", "alone"))
         choose("inexact", self.inexact, ("error", "warn"))
+        check_cost(self.cost)
+        if self.report is not None:
+            from padless.tensors.layouts import check_report
+
+            check_report(self.report)
+        if self.fields is not None:
+            from padless.tensors.fields import check_fields
+
+            check_fields(self.fields)
         combine_multiples(self.multiple_of)
         if isinstance(self.ladder, int):
             positive_int(self.ladder, name="ladder")
@@ -98,3 +109,56 @@ class PadlessOptions:
                 f"layout={self.layout!r} needs report=: run padless.verify.check_layouts on the model, or use"
                 " layout='padded'"
             )
+
+
+def options_of(padless: Any, token_budget: Any) -> PadlessOptions:
+    """One set of options from a host's two arguments, which may not contradict each other.
+
+    >>> options_of(None, 2048).token_budget
+    2048
+    >>> options_of({"token_budget": 2048}, None)
+    Traceback (most recent call last):
+    ...
+    padless.errors.PadlessError: padless={'token_budget': 2048}; expected a PadlessOptions: \
+padless=PadlessOptions(token_budget=2048)
+    """
+    if padless is None:
+        return PadlessOptions() if token_budget is None else PadlessOptions(token_budget=token_budget)
+    if not isinstance(padless, PadlessOptions):
+        raise PadlessError(
+            f"padless={shown(padless)}; expected a PadlessOptions: padless=PadlessOptions({_meant_by(padless)})"
+        )
+    if token_budget is None or padless.token_budget == token_budget:
+        return padless
+    if padless.token_budget != "auto":
+        raise PadlessError(
+            f"token_budget={shown(token_budget)} and padless=PadlessOptions(token_budget={padless.token_budget})"
+            " contradict each other: give it in one place"
+        )
+    return replace(padless, token_budget=token_budget)
+
+
+def _meant_by(padless: Any) -> str:
+    if isinstance(padless, int) and not isinstance(padless, bool):
+        return f"token_budget={padless}"
+    known = {field.name for field in fields(PadlessOptions)}
+    if isinstance(padless, Mapping) and padless and set(padless) <= known:
+        return ", ".join(f"{name}={shown(value, 40)}" for name, value in padless.items())
+    return "token_budget=16_384"
+
+
+@contextmanager
+def naming_options(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """While a host is constructed: an option of padless that it refuses as its own is told where it belongs."""
+    known = {field.name for field in fields(PadlessOptions)}
+    try:
+        yield
+    except TypeError as error:
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        name = found[1] if found else ""
+        if name not in known or name not in arguments:
+            raise
+        raise PadlessError(
+            f"{name}={shown(arguments[name])} is an option of padless: give it as"
+            f" padless=PadlessOptions({name}={shown(arguments[name], 40)})"
+        ) from error

@@ -16,7 +16,7 @@ from padless.integrations._auto import auto_profile, longest_in, trial_batch
 from padless.integrations._figures import Figures
 from padless.integrations._guard import check_seams, check_version, require
 from padless.integrations._merge import merge
-from padless.integrations._options import PadlessOptions
+from padless.integrations._options import PadlessOptions, naming_options, options_of
 from padless.lengths import positive_int
 from padless.loss import MODES, Denominators, Mode, aggregate, denominators, target_mask
 
@@ -67,10 +67,11 @@ class PadlessModuleMixin:
             )
         check_version("lightning")
         check_seams(lightning.LightningModule, SEAMS, "lightning")
-        super().__init__(*args, **kwargs)
+        options = options_of(padless, token_budget)
+        with naming_options(kwargs):
+            super().__init__(*args, **kwargs)
         self.automatic_optimization = False
-        options = padless or PadlessOptions()
-        self.padless = options if token_budget is None else replace(options, token_budget=token_budget)
+        self.padless = options
         if self.padless.layout != "padded":
             raise PadlessError(
                 f"layout={self.padless.layout!r} is not wired into the Lightning mixin: use padless.regroup(report=...)"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from padless import shapes
-from padless.cost import DEFAULT_COST, CostModel
+from padless.cost import DEFAULT_COST, CostModel, check_cost
 from padless.errors import PadlessError, choose
 from padless.lengths import IntArray, Lengths, as_ids, as_lengths, positive_int
 from padless.plan import Plan, Sync
@@ -100,7 +100,7 @@ def microbatch(
     if method != "balanced" and (options.min_sequences > 1 or options.rows_multiple > 1):
         raise PadlessError(f"min_sequences and sequences_multiple_of need method='balanced'; method is {method!r}")
     slots = _fitting(options, overlong)
-    model = cost or DEFAULT_COST
+    model = check_cost(cost) or DEFAULT_COST
     if len(slots.held):
         grouping, items, bound = _group(options, slots, method, model, sync, seed)
         grouping = _ordered(grouping, items, model, method, order, seed)

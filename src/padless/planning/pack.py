@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from padless.cost import DEFAULT_COST, CostModel
+from padless.cost import DEFAULT_COST, CostModel, check_cost
 from padless.errors import PadlessError, choose
 from padless.lengths import MOST_TOKENS, IntArray, Lengths, as_ids, as_lengths, positive_int
 from padless.plan import Plan
@@ -99,7 +99,7 @@ def pack(
         )
     room = budget // whole * whole
     slots = _fitting(array, ids, room, each, overlong, budget)
-    model = cost or DEFAULT_COST
+    model = check_cost(cost) or DEFAULT_COST
     unit = None if coarsen is None else positive_int(coarsen, name="coarsen")
     order, offsets, bound = _packs(
         slots, ids, room, (each, whole), method, balance, ranks, model, seed, (time_limit, unit)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any, Literal, Protocol, TypeAlias
 
-from padless.errors import PadlessError, choose
+from padless.errors import PadlessError, choose, shown
 
 __all__ = [
     "LAYOUTS",
     "PACKED_LAYOUTS",
     "LayoutVerdicts",
     "PackedLayout",
+    "check_report",
     "choose_layout",
     "packed_layout",
     "warn_unverified",
@@ -58,12 +59,27 @@ def packed_layout(name: str) -> str:
     return _SHORT.get(name, name)
 
 
+def check_report(report: Any) -> None:
+    """Refuse what cannot give verdicts on layouts.
+
+    >>> check_report("yes")
+    Traceback (most recent call last):
+    ...
+    padless.errors.PadlessError: report='yes'; expected what padless.verify.check_layouts(model) returns, or None
+    """
+    if report is not None and not all(hasattr(report, name) for name in ("best", "allows", "explain")):
+        raise PadlessError(
+            f"report={shown(report)}; expected what padless.verify.check_layouts(model) returns, or None"
+        )
+
+
 def choose_layout(name: str, report: LayoutVerdicts | None, *, unsafe: bool) -> tuple[str, bool]:
     """The layout to use, and whether it is used against the report's verdict.
 
     ``"auto"`` takes the report's best, or right padding where the best is a layout that is not made here. A layout
     that the report does not allow raises, unless ``unsafe``.
     """
+    check_report(report)
     if name == "auto":
         if report is None:
             raise PadlessError("layout='auto' needs report=check_layouts(model); or name a layout, such as 'padded'")
