@@ -68,6 +68,19 @@ def test_figures_verdicts_and_the_machine_are_on_the_page(small_report):
     assert page.count("not exact") == 2  # the hybrid, packed: by segments and by position ids
 
 
+def test_other_work_beside_the_benchmark_is_told(small_report):
+    from dataclasses import replace
+
+    def loaded(load):
+        return replace(small_report, machine={**small_report.machine, "cores": 2, "threads": 2, "load_average": load})
+
+    assert loaded(2.4).disturbed is None
+    assert loaded(None).disturbed is None
+    assert "load 5.1" in loaded(5.1).disturbed
+    assert "load 5.1" in render_html(loaded(5.1))
+    assert small_report.machine["load_average"] >= 0
+
+
 def test_a_name_from_outside_cannot_break_the_page(small_report):
     from dataclasses import replace
 

@@ -127,7 +127,7 @@ class _Watch:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the benchmark ran on."""
+    """What the benchmark ran on, and how much ran there in the last minute, the benchmark itself included."""
     told: dict[str, Any] = {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
@@ -135,6 +135,8 @@ def machine(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": device,
     }
+    if hasattr(os, "getloadavg"):
+        told["load_average"] = round(os.getloadavg()[0], 1)
     if device == "cuda":
         told["accelerator"] = torch.cuda.get_device_name()
         told["accelerator_memory_bytes"] = int(torch.cuda.get_device_properties(0).total_memory)

@@ -69,12 +69,14 @@ def _head(report: BenchReport) -> str:
             cards.append(_card(f"{times:.1f} x", f"{name}: <b>balanced</b> is faster than <b>fixed</b>"))
         if "balanced" in model.gain_recovered:
             share = model.gain_recovered["balanced"]
-            cards.append(_card(f"{share:.1%}", f"{name}: of what padding-free training saves, without packing"))
+            cards.append(_card(f"{share:.1%}", f"{name}: recovered of the time that padding-free training saves"))
     return (
         "<h1>What padding costs, and what comes back</h1>"
         "<p>One policy-update step of online RL: reference pass, clipped policy gradient, optimizer step."
         " Every arm trains the same sequences from the same weights; only how they are cut into micro-batches differs."
-        "</p>" + f'<div class="cards">{"".join(cards)}</div>'
+        "</p>"
+        + (f"<p><b>{escape(report.disturbed)}</b></p>" if report.disturbed else "")
+        + f'<div class="cards">{"".join(cards)}</div>'
     )
 
 

@@ -176,6 +176,17 @@ class BenchReport:
     models: dict[str, ModelResult]
     seconds: float
 
+    @property
+    def disturbed(self) -> str | None:
+        """What to know of the times where other work ran beside; ``None`` on a quiet machine."""
+        load, threads, cores = (self.machine.get(key) or 0 for key in ("load_average", "threads", "cores"))
+        if load < max(threads + 1, cores):
+            return None
+        return (
+            f"Other work ran beside this one (load {load} on {cores} cores, {threads} threads here): times and their"
+            " ratios mean little. Run it again on a quiet machine."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; the keys are described in docs/bench.md."""
         how = {

@@ -228,6 +228,8 @@ def _show(report: BenchReport) -> None:
         for line in _remarks(found):
             console.print(line, highlight=False)
     console.print(f"{report.seconds:.0f} s on {report.machine['processor']}, {report.machine['threads']} threads")
+    if report.disturbed:
+        console.print(report.disturbed, style="bold", highlight=False)
 
 
 def _times(name: str, found: ModelResult) -> Table:
