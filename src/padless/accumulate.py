@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from padless.errors import PadlessError, choose
+from padless.errors import PadlessError, choose, shown
 from padless.exchange import sum_over_ranks
 from padless.loss import Denominators, Mode
 from padless.windows import Window, Windows, count_windows, windows
@@ -145,11 +145,15 @@ class Accumulation(Iterable[Item]):
             loss: the scalar of `padless.loss.aggregate`. A zero-weight micro-batch counts as 0 whatever it holds.
             targets: what this micro-batch holds on this rank (`padless.loss.denominators` of its mask): needed with
                 ``skip_nonfinite``.
+
+        Raises:
+            PadlessError: called twice or outside the loop; a loss that is no scalar, or has no graph.
         """
         if not self._waiting:
             raise PadlessError("backward(loss) belongs inside the loop over micro-batches, once for each")
         if self.skip_nonfinite and targets is None:
             raise PadlessError("skip_nonfinite needs backward(loss, targets=...) to correct the denominator")
+        _check_loss(loss)
         self._waiting = False
         if not self._weight:
             loss = torch.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0) * 0.0
@@ -213,6 +217,25 @@ class Accumulation(Iterable[Item]):
         total = self.denominators.of(self.mode)
         left = total - float(gone)
         return total / left if left > 0 else 1.0
+
+
+def _check_loss(loss: Any) -> None:
+    """One scalar with a graph behind it."""
+    if not isinstance(loss, Tensor):
+        raise PadlessError(
+            f"backward({shown(loss)}): the loss is a {type(loss).__name__}; expected a scalar tensor, such as"
+            " padless.loss.aggregate returns: without .item() or float()"
+        )
+    if loss.numel() != 1:
+        raise PadlessError(
+            f"backward(loss): the loss has shape {tuple(loss.shape)}; expected a scalar: sum its values over the step's"
+            " targets with padless.loss.aggregate(values, mask, denominators=...)"
+        )
+    if not loss.requires_grad:
+        raise PadlessError(
+            "backward(loss): no gradient leads from the loss to a parameter: it was computed under torch.no_grad(), or"
+            " detached, or every parameter is frozen"
+        )
 
 
 def _mark_last(items: Iterable[Item]) -> Iterator[tuple[Item, bool]]:

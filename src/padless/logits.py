@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 from padless.loss import target_mask
 
 __all__ = ["LogProbs", "cross_entropy", "log_probs", "select_before_head", "token_losses"]
@@ -37,13 +37,37 @@ def token_losses(logits: Tensor, labels: Tensor, mask: Tensor | None = None, *, 
         mask: (B, W) targets, as `padless.loss.target_mask` gives them for rows that are packed or left padded.
         ignore_index: the label of columns without a target.
 
+    Raises:
+        PadlessError: shapes that do not belong together, or a model's output in place of its logits.
+
     >>> token_losses(torch.zeros(1, 3, 4), torch.tensor([[1, 2, -100]])).exp().tolist()
     [[1.0, 4.0, 1.0]]
     """
+    _check_shapes(logits, labels, mask)
     wanted = target_mask(labels, ignore_index=ignore_index) if mask is None else mask.bool()
     held = wanted[:, 1:].to(logits.device)
     losses = F.cross_entropy(_wide(logits[:, :-1][held]), labels.to(logits.device)[:, 1:][held], reduction="none")
     return _spread(losses, held, labels.shape)
+
+
+def _check_shapes(logits: Any, labels: Any, mask: Any) -> None:
+    if not isinstance(logits, Tensor):
+        held = isinstance(logits, Mapping) and "logits" in logits
+        way = "give its logits: model(...).logits" if held or hasattr(logits, "logits") else "expected a tensor"
+        raise PadlessError(f"logits is a {type(logits).__name__}: {way}, of shape (B, W, V)")
+    for name, value in (("labels", labels), ("mask", mask)):
+        if value is None and name == "mask":
+            continue
+        if not isinstance(value, Tensor):
+            raise PadlessError(f"{name} is {shown(value)}; expected a tensor (B, W)")
+    if labels.ndim != 2 or logits.ndim != 3 or logits.shape[:2] != labels.shape:
+        raise PadlessError(
+            f"logits of shape {tuple(logits.shape)} do not belong to labels of shape {tuple(labels.shape)}: expected"
+            " (B, W, V) and (B, W), with logits of all columns: nothing is shifted or cut before (no logits[:, :-1], no"
+            " logits_to_keep)"
+        )
+    if mask is not None and mask.shape != labels.shape:
+        raise PadlessError(f"the mask has shape {tuple(mask.shape)}, the labels {tuple(labels.shape)}; expected one")
 
 
 def log_probs(
