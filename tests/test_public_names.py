@@ -72,8 +72,17 @@ def test_plans_work_where_torch_is_blocked() -> None:
         plan = padless.microbatch([5, 3, 9, 2], 12)
         packs = padless.pack([5, 3, 9, 2], 10)
         print(plan.check().real_tokens, packs.check().real_tokens)
+        for name in ("regroup", "loss", "verify"):
+            try:
+                getattr(padless, name)
+                print("without torch:", name)
+            except padless.PadlessError as error:
+                print(error)
     """)
-    assert out == "19 19"
+    plans, *told = out.splitlines()
+    assert plans == "19 19"
+    assert told[0] == 'padless.regroup needs PyTorch: pip install "padless[torch]"'
+    assert all("needs PyTorch" in line or line == "without torch: verify" for line in told)
 
 
 def test_the_version_is_the_installed_one() -> None:

@@ -51,12 +51,15 @@ _MODULES = ("data", "integrations", "logits", "loss", "metrics", "planning", "sh
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
-    elif name in _MODULES:
-        value = import_module(f"padless.{name}")
-    else:
+    if name not in _LAZY and name not in _MODULES:
         raise AttributeError(f"module 'padless' has no attribute {name!r}")
+    try:
+        module = import_module(_LAZY.get(name, f"padless.{name}"))
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PadlessError(f'padless.{name} needs PyTorch: pip install "padless[torch]"') from error
+    value = getattr(module, name) if name in _LAZY else module
     globals()[name] = value
     return value
 

@@ -106,7 +106,7 @@ def bench(
             masks=masks,
             checkpointing=checkpointing,
         ).checked(sampled)
-        tell("compiling kernels (the first time on this machine)")
+        tell("waiting for kernels, which are compiled once on a machine")
         compiled()
         report = run(sampled, options, progress=tell)
     _write(report, as_json, html, only_json)
