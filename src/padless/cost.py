@@ -48,7 +48,7 @@ class CostModel:
         for name in ("per_microbatch", "per_column", "per_token", "per_token_squared"):
             value = getattr(self, name)
             if not (isinstance(value, int | float | np.number) and np.isfinite(value) and value >= 0):
-                raise PadlessError(f"{name}={value!r}; expected a finite number of at least 0")
+                raise PadlessError(f"{name}={shown(value)}; expected a finite number of at least 0")
             object.__setattr__(self, name, float(value))
         if self.per_microbatch + self.per_column + self.per_token + self.per_token_squared == 0:
             raise PadlessError("every coefficient of the cost model is 0; at least one must be positive")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.cost import CostModel
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 from padless.lengths import positive_int
 
 __all__ = ["calibrate", "fit"]
@@ -52,10 +52,10 @@ def _read(measurements: Iterable[tuple[float, float, float]]) -> Floats:
     listed = [tuple(item) for item in measurements]
     for index, item in enumerate(listed):
         if len(item) != 3:
-            raise PadlessError(f"measurements[{index}] is {item!r}; expected (rows, width, seconds)")
+            raise PadlessError(f"measurements[{index}] is {shown(item)}; expected (rows, width, seconds)")
         if not all(np.isfinite(value) and value > 0 for value in item):
             raise PadlessError(
-                f"measurements[{index}] is {item!r}; rows, width and seconds must be positive and finite"
+                f"measurements[{index}] is {shown(item)}; rows, width and seconds must be positive and finite"
             )
     shapes = {item[:2] for item in listed}
     if len(shapes) < 2:
@@ -112,7 +112,7 @@ def calibrate(
     max_rows, max_width = positive_int(max_rows, name="max_rows"), positive_int(max_width, name="max_width")
     repeats, warmup = positive_int(repeats, name="repeats"), positive_int(warmup, name="warmup", minimum=0)
     if not max_seconds > 0:
-        raise PadlessError(f"max_seconds={max_seconds!r}; expected a positive number of seconds")
+        raise PadlessError(f"max_seconds={shown(max_seconds)}; expected a positive number of seconds")
     grid = _grid(max_rows, max_width) if shapes is None else sorted({(int(r), int(w)) for r, w in shapes}, key=_area)
     if len(grid) < 2:
         raise PadlessError(f"shapes={grid}; calibration needs at least two different (rows, width)")

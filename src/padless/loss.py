@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from padless.errors import PadlessError, choose
+from padless.errors import PadlessError, choose, shown
 
 __all__ = [
     "MODES",
@@ -191,7 +191,7 @@ def aggregate(
         raise PadlessError(f"values have shape {tuple(values.shape)}, the mask {tuple(mask.shape)}; expected the same")
     if (mode == "seq-mean-token-sum-norm") != (norm is not None):
         raise PadlessError(
-            f"mode={mode!r} with norm={norm!r}; only 'seq-mean-token-sum-norm' takes a norm, and needs it"
+            f"mode={shown(mode)} with norm={shown(norm)}; only 'seq-mean-token-sum-norm' takes a norm, and needs it"
         )
     wide = torch.promote_types(values.dtype, torch.float32)
     weight = mask.to(wide)

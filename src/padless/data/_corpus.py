@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,8 @@ def open_corpus(lengths: Any, *, atoms: Any, targets: Any, weights: Any, overlon
     goals = None if targets is None else _read_targets(targets, count)
     shares = None if weights is None else _read_weights(weights, count)
     limit = grouper.rounding.largest(grouper.token_budget)
-    slots = apply_overlong(array, limit, overlong=overlong, what=f"token_budget {grouper.token_budget}", atoms=ids)
+    what, way_out = grouper.rounding.limit_in_words(grouper.token_budget)
+    slots = apply_overlong(array, limit, overlong=overlong, what=what, atoms=ids, way_out=way_out)
     if slots.sequence is not None:
         places = slots.sequence
         if goals is not None and len(slots.split):
@@ -106,7 +108,27 @@ def _read(lengths: Any) -> IntArray:
     """Lengths; none at all is a dataset without micro-batches, not an error."""
     if hasattr(lengths, "__len__") and len(lengths) == 0:
         return np.empty(0, dtype=np.int64)
+    _refuse_rows(lengths)
     return as_lengths(lengths)
+
+
+def _refuse_rows(lengths: Any) -> None:
+    """A dataset in place of the lengths of its rows."""
+    if any(hasattr(lengths, name) for name in ("__array__", "to_numpy")) and not hasattr(lengths, "column_names"):
+        return  # an array or a column
+    held = f"a {type(lengths).__name__}"
+    if not (isinstance(lengths, Mapping) or hasattr(lengths, "column_names")):
+        if not hasattr(lengths, "__getitem__"):
+            return
+        first = lengths[0]
+        number = isinstance(first, int | float | np.number)
+        if number or (isinstance(lengths, Sequence) and not isinstance(first, Mapping | str | bytes)):
+            return  # what is wrong with other lists is for `as_lengths` to say
+        held += f" of rows ({type(first).__name__})"
+    raise PadlessError(
+        f"lengths is {held}; expected the tokens of each sequence: padless.data.measure(dataset, tokenizer=...), whose"
+        " result is taken as it is"
+    )
 
 
 def _read_targets(targets: Any, count: int) -> IntArray:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.data._tokenizer import count_tokens
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 
 __all__ = [
     "PROMPTS",
@@ -259,7 +259,7 @@ def _grouped(fields: Any) -> tuple[tuple[str, ...], ...]:
         return (groups,)
     nested = tuple(_grouped(group)[0] for group in groups if isinstance(group, str | list | tuple))
     if not groups or len(nested) != len(groups):
-        raise PadlessError(f"fields={fields!r}; expected a column name, a list of names, or a list of such lists")
+        raise PadlessError(f"fields={shown(fields)}; expected a column name, a list of names, or a list of such lists")
     return nested
 
 
@@ -348,7 +348,7 @@ def _numbers(column: Any, name: str, first_row: int) -> Counts:
     for i, value in enumerate(values):
         if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
             raise PadlessError(
-                f"row {first_row + i}: {name} is {value!r}; expected a length, a whole number of at least 0"
+                f"row {first_row + i}: {name} is {shown(value)}; expected a length, a whole number of at least 0"
             )
     return np.array(values, dtype=np.int64)
 
@@ -369,7 +369,7 @@ def _by_function(length: Callable[[Mapping[str, Any]], Any], columns: Columns, f
             given = (-1,)
         if min(given, default=-1) < 0 or (found and len(given) != len(found[0])):
             raise PadlessError(
-                f"row {first_row + i}: length() gave {answer!r}; expected a whole number of at least 0"
+                f"row {first_row + i}: length() gave {shown(answer)}; expected a whole number of at least 0"
                 " (or one for each field, as many in every row)"
             )
         found.append(given)

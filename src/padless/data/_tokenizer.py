@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from padless.data._hub import load_by_name
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 
 __all__ = ["count_tokens", "describe_tokenizer", "encode_texts", "load_tokenizer"]
 
@@ -130,7 +130,9 @@ def _one_by_one(tokenizer: Any, special: bool) -> Callable[[str], Any]:
     encode = getattr(tokenizer, "encode", None)
     if encode is None:
         if not callable(tokenizer):
-            raise PadlessError(f"tokenizer={tokenizer!r}; expected a tokenizer, or a function from text to token ids")
+            raise PadlessError(
+                f"tokenizer={shown(tokenizer)}; expected a tokenizer, or a function from text to token ids"
+            )
         return tokenizer  # type: ignore[no-any-return]
     try:
         knows = "add_special_tokens" in inspect.signature(encode).parameters

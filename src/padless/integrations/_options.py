@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from padless.cost import CostModel, check_cost
 from padless.errors import PadlessError, choose, shown
 from padless.lengths import positive_int
+from padless.planning.microbatch import choose_method
 from padless.shapes import as_ladder, combine_multiples
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class PadlessOptions:
             positive_int(self.eval_token_budget, name="eval_token_budget")
         if self.max_length is not None:
             positive_int(self.max_length, name="max_length")
-        choose("method", self.method, ("balanced", "greedy", "fixed"))
+        choose_method(self.method)
         choose("layout", self.layout, ("padded", "auto", "packed"))
         choose("pairs", self.pairs, ("together", "apart"))
         choose("exchange", self.exchange, ("auto", "always", "never"))

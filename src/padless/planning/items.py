@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from padless.errors import shown
 from padless.lengths import IntArray
 from padless.plan import snap_within
 from padless.planning.slots import Slots
@@ -36,6 +37,16 @@ class Rounding:
             return budget // self.multiple_of * self.multiple_of
         fitting = [int(w) for w in self.ladder if w <= budget and w % self.multiple_of == 0]
         return max(fitting, default=0)
+
+    def limit_in_words(self, budget: int) -> tuple[str, str]:
+        """What sets `largest`, and how to raise it, for messages."""
+        if self.ladder is None:
+            return f"token_budget {budget}", "raise the limit"
+        if int(max(self.ladder)) > budget:
+            return f"the widths of ladder={shown(list(map(int, self.ladder)))} within token_budget {budget}", (
+                "raise token_budget, or add a width to ladder= that it holds"
+            )
+        return f"ladder={shown(list(map(int, self.ladder)))}", "add a wider width to ladder="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from padless.planning.grouping import ORDERS, Grouping, Order, gather, reorder
 from padless.planning.items import Items, Rounding, make_items
 from padless.planning.slots import Overlong, Slots, apply_overlong
 
-__all__ = ["METHODS", "Method", "microbatch"]
+__all__ = ["METHODS", "Method", "choose_method", "microbatch"]
 
 Method = Literal["fixed", "greedy", "balanced"]
 METHODS = ("fixed", "greedy", "balanced")
@@ -83,7 +83,7 @@ def microbatch(
     >>> plan.real_tokens, plan.padded_tokens, round(plan.gap, 3)
     (2200, 2280, 0.0)
     """
-    choose("method", method, METHODS)
+    choose_method(method)
     choose("sync", sync, ("microbatch", "step"))
     options = _read_options(
         lengths=as_lengths(lengths),
@@ -134,6 +134,16 @@ def microbatch(
         lower_bound=bound,
         seed=seed,
     )
+
+
+def choose_method(method: Any) -> str:
+    """``method`` if it is one of `METHODS`."""
+    if method == "lean":
+        raise PadlessError(
+            "method='lean' is one of padless.data.TokenBudgetSampler and PooledStream, which plan millions of"
+            f" sequences; here choose one of {', '.join(map(repr, METHODS))}"
+        )
+    return choose("method", method, METHODS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +198,7 @@ def _read_ladder(ladder: Any, lengths: IntArray, budget: int, multiple: int) -> 
 def _fitting(options: _Options, overlong: Overlong) -> Slots:
     """Apply the ``overlong`` policy; with atoms, what fits depends on how many rows must run together."""
     lengths, atoms, rounding = options.lengths, options.atoms, options.rounding
-    what = f"token_budget {options.budget}"
+    what, way_out = rounding.limit_in_words(options.budget)
     rows = np.ones(len(lengths), dtype=np.int64)  # (N,) rows that must share the sequence's micro-batch
     inverse = np.arange(len(lengths))
     if atoms is not None:
@@ -205,7 +215,7 @@ def _fitting(options: _Options, overlong: Overlong) -> Slots:
         sizes, place = np.unique(rows, return_inverse=True)
         largest = np.array([rounding.largest(options.budget // int(size)) for size in sizes], dtype=np.int64)
         limit = int(largest[0]) if len(sizes) == 1 else largest[place]
-        return apply_overlong(lengths, limit, overlong=overlong, what=what, atoms=atoms)
+        return apply_overlong(lengths, limit, overlong=overlong, what=what, atoms=atoms, way_out=way_out)
     widest = np.zeros((int(inverse.max()) + 1, lengths.shape[1]), dtype=np.int64)  # (atoms, F)
     np.maximum.at(widest, inverse, rounding.up(lengths))
     total = widest.sum(axis=1)[inverse]  # (N,) the atom's width

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.cost import DEFAULT_COST, CostModel, check_cost
-from padless.errors import PadlessError, choose
+from padless.errors import PadlessError, choose, shown
 from padless.lengths import MOST_TOKENS, IntArray, Lengths, as_ids, as_lengths, positive_int
 from padless.plan import Plan
 from padless.planning.items import Items, Rounding, make_items
@@ -89,7 +89,7 @@ def pack(
     ranks = positive_int(ranks, name="ranks")
     seed = positive_int(seed, name="seed", minimum=0)
     if not (isinstance(time_limit, Real) and time_limit > 0):
-        raise PadlessError(f"time_limit={time_limit!r}; expected a positive number of seconds")
+        raise PadlessError(f"time_limit={shown(time_limit)}; expected a positive number of seconds")
     ids = None if atoms is None else as_ids(atoms, len(array), name="atoms")
     each, whole = combine_multiples(sequence_multiple_of), combine_multiples(multiple_of)
     if each * len(array) > MOST_TOKENS:

@@ -50,6 +50,7 @@ def apply_overlong(
     what: str,
     atoms: Index | None = None,
     total: IntArray | None = None,
+    way_out: str = "raise the limit",
 ) -> Slots:
     """Deal with every sequence that cannot fit, as the policy says.
 
@@ -60,6 +61,7 @@ def apply_overlong(
         what: the limit in words, for messages: ``"token_budget 512"``.
         atoms: (N,) ids; where one of a group is dropped, or runs alone, the whole group is.
         total: (N,) what is compared with the limit; by default the lengths, fields added up.
+        way_out: how to let longer ones in, for messages.
     """
     choose("overlong", overlong, OVERLONG)
     if total is None:
@@ -71,7 +73,7 @@ def apply_overlong(
     if not len(over):
         return Slots(sequence=None, held=lengths)
     if overlong == "error":
-        _refuse(total, limits, over, what)
+        _refuse(total, limits, over, what, way_out)
     if atoms is not None and overlong in ("drop", "alone"):
         over = np.flatnonzero(np.isin(atoms, atoms[over]))
     if overlong == "drop":
@@ -113,11 +115,11 @@ def _split(lengths: IntArray, limits: Index, over: Index) -> Slots:
     return Slots(sequence=sequence, held=stop - start, spans=np.stack([start, stop], axis=1), split=over)
 
 
-def _refuse(total: npt.NDArray[np.integer[Any]], limits: Index, over: Index, what: str) -> None:
+def _refuse(total: npt.NDArray[np.integer[Any]], limits: Index, over: Index, what: str, way_out: str) -> None:
     first = int(over[0])
     more = f" (and {len(over) - 1} more)" if len(over) > 1 else ""
     room = "" if str(limits[first]) in what.split() else f" (at most {limits[first]} tokens fit)"
     raise PadlessError(
         f"length {total[first]} at index {first} exceeds {what}{room}{more}:"
-        " raise the limit, or choose overlong='truncate', 'split', 'drop' or 'alone'"
+        f" {way_out}, or choose overlong='truncate', 'split', 'drop' or 'alone'"
     )

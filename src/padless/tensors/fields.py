@@ -70,7 +70,7 @@ class Field:
         if (self.span == "flat") != (self.counts is not None):
             raise PadlessError(f"span={self.span!r} with counts={self.counts!r}; counts belong to span='flat', always")
         if self.pad != "count" and not isinstance(self.pad, int | float):
-            raise PadlessError(f"pad={self.pad!r}; expected a number or 'count'")
+            raise PadlessError(f"pad={shown(self.pad)}; expected a number or 'count'")
 
 
 Fields: TypeAlias = Mapping[str, Field]

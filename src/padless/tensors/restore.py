@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 from padless.tensors.gather import Cells
 from padless.tensors.rows import Alignment, Rows
 
@@ -20,12 +20,14 @@ def find_alignment(rows: Rows, span: str, mask: str | None) -> Alignment:
             )
         mask = next(iter(rows.streams))
     if mask not in rows.streams:
-        raise PadlessError(f"mask={mask!r} is unknown; choose one of {list(rows.streams)}")
+        raise PadlessError(f"mask={shown(mask)} is unknown; choose one of {list(rows.streams)}")
     for column in rows.columns.values():
         alignment = column.alignment
         if alignment is not None and alignment.stream == mask and column.field.span == span:
             return alignment
-    raise PadlessError(f"the batch has no field of span {span!r} that follows {mask!r}: there is no width to restore")
+    raise PadlessError(
+        f"the batch has no field of span {span!r} that follows {shown(mask)}: there is no width to restore"
+    )
 
 
 def pick_tokens(tensor: Tensor, cells: Cells, low: Tensor | None) -> Tensor:

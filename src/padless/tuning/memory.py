@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 
 __all__ = ["AllocationMeter", "OutOfLimit", "free_cached", "is_out_of_memory", "parse_bytes"]
 
@@ -27,7 +27,7 @@ def parse_bytes(value: int | str) -> int:
     text = str(value).strip()
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.lower())
     if match is None or match[2] not in _UNITS or not float(match[1]):
-        raise PadlessError(f"{value!r} is no amount of memory; write 80GiB, 500MB or a number of bytes")
+        raise PadlessError(f"{shown(value)} is no amount of memory; write 80GiB, 500MB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2]])
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from padless.cost import CostModel
-from padless.errors import PadlessError
+from padless.errors import PadlessError, shown
 from padless.lengths import positive_int
 from padless.tuning.memory import AllocationMeter, free_cached, is_out_of_memory, parse_bytes
 from padless.tuning.profile import Profile, describe
@@ -97,7 +97,7 @@ def tune(
     least = longest * positive_int(rows_together, name="rows_together")
     top = least * 1024 if max_budget is None else positive_int(max_budget, name="max_budget", minimum=least)
     if not 0 <= headroom < 1:
-        raise PadlessError(f"headroom={headroom!r}; expected a share of at least 0 and below 1")
+        raise PadlessError(f"headroom={shown(headroom)}; expected a share of at least 0 and below 1")
     device = next(model.parameters()).device
     limit = memory_limit_of(device, memory_limit)
     run = step or language_model_step
