@@ -6,6 +6,7 @@ from typing import Any
 
 from padless.analysis.recommend import NOTHING
 from padless.analysis.schedule import Setup
+from padless.cost import DEFAULT_COST, CostModel
 
 __all__ = ["FRAMEWORKS", "settings_for"]
 
@@ -34,30 +35,19 @@ def settings_for(strategy: str, setup: Setup) -> dict[str, Any]:
 def _padded(setup: Setup, grouping: str, method: str) -> dict[str, str]:
     budget, size = setup.token_budget, setup.sequences_per_step
     per_rank = max(1, size // setup.ranks)
-    sampler = f"""\
-from torch.utils.data import DataLoader
-from padless.data import PaddedCollator, TokenBudgetSampler, measure
-
-lengths = measure(dataset, tokenizer=tokenizer).lengths
-sampler = TokenBudgetSampler(lengths, token_budget={budget}, sequences_per_step={size}, grouping="{grouping}")
-loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator())"""
-    options = (
-        f"token_budget={budget}"
-        if method == "balanced"
-        else f'padless=PadlessOptions(token_budget={budget}, method="{method}")'
-    )
-    name = "with_padless" if method == "balanced" else "PadlessOptions, with_padless"
+    sampler = _sampler(setup, grouping, method)
+    options, name, cost = _trainer_options(setup, method)
     made = {
         "pytorch": sampler + "\n# sampler.at_step_boundary says when to call optimizer.step()",
         "transformers": f"""\
 from transformers import Trainer
-from padless.integrations.transformers import {name}
+{cost}from padless.integrations.transformers import {name}
 
 # per_device_train_batch_size x gradient_accumulation_steps = {per_rank} sequences on each rank, as before
 trainer = with_padless(Trainer)(model, args, train_dataset=dataset, data_collator=collator, {options})""",
         "trl": f"""\
 from trl import SFTTrainer  # or DPOTrainer, GRPOTrainer
-from padless.integrations.trl import {name}
+{cost}from padless.integrations.trl import {name}
 
 trainer = with_padless(SFTTrainer)(model, args, train_dataset=dataset, {options})""",
         "verl": f"""\
@@ -66,7 +56,7 @@ actor_rollout_ref.model.use_remove_padding=False
 actor_rollout_ref.actor.use_dynamic_bsz=True
 actor_rollout_ref.actor.ppo_max_token_len_per_gpu={budget}
 actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget}""",
-        "lightning": _lightning(options, per_rank) if grouping == "step" else sampler + _OWN_RANKS,
+        "lightning": _lightning(options, cost, per_rank) if grouping == "step" else sampler + _OWN_RANKS,
     }
     if grouping != "step":
         for name in ("transformers", "trl", "verl"):
@@ -74,14 +64,63 @@ actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu={budget}""",
     return made
 
 
+def _sampler(setup: Setup, grouping: str, method: str) -> str:
+    """The sampler with all that the figures shown were planned with: its own cost, and method, are others."""
+    multiple = "" if setup.multiple_of == 1 else f"multiple_of={setup.multiple_of}"
+    planned = f', method="{method}"' if grouping == "step" else ""
+    return f"""\
+from torch.utils.data import DataLoader
+from padless import CostModel
+from padless.data import PaddedCollator, TokenBudgetSampler, measure
+
+# dataset: your rows as they are trained on: tokenised, each with input_ids (and labels), no longer text
+lengths = measure(dataset)
+cost = {_cost(setup.cost)}  # what the figures assume
+sampler = TokenBudgetSampler(
+    lengths, token_budget={setup.token_budget}, sequences_per_step={setup.sequences_per_step},
+    grouping="{grouping}"{planned}, cost=cost{", " + multiple if multiple else ""},
+)
+loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PaddedCollator({multiple}))"""
+
+
+def _trainer_options(setup: Setup, method: str) -> tuple[str, str, str]:
+    """Arguments of a host's constructor, what to import for them, and the import of the cost model, if needed."""
+    given = [f"token_budget={setup.token_budget}"]
+    if method != "balanced":
+        given.append(f'method="{method}"')
+    own_cost = _coefficients(setup.cost) != _coefficients(DEFAULT_COST)
+    if own_cost:
+        given.append(f"cost={_cost(setup.cost)}")
+    if setup.multiple_of != 1:
+        given.append(f"multiple_of={setup.multiple_of}")
+    if len(given) == 1:
+        return given[0], "with_padless", ""
+    imported = "from padless import CostModel\n" if own_cost else ""
+    return f"padless=PadlessOptions({', '.join(given)})", "PadlessOptions, with_padless", imported
+
+
+_TERMS = ("per_microbatch", "per_column", "per_token", "per_token_squared")
+
+
+def _coefficients(cost: CostModel) -> tuple[float, ...]:
+    return tuple(getattr(cost, name) for name in _TERMS)
+
+
+def _cost(cost: CostModel) -> str:
+    """The cost model as an expression; terms that are the class's own are left out, but the fixed part."""
+    plain = _coefficients(CostModel())
+    terms = zip(_TERMS, _coefficients(cost), plain, strict=True)
+    return f"CostModel({', '.join(f'{n}={v!r}' for n, v, usual in terms if v != usual or n == _TERMS[0])})"
+
+
 _OWN_RANKS = "\n# trainer = lightning.Trainer(use_distributed_sampler=False, ...): the sampler knows the ranks"
 
 
-def _lightning(options: str, per_rank: int) -> str:
+def _lightning(options: str, cost: str, per_rank: int) -> str:
     needed = "PadlessModuleMixin" + (", PadlessOptions" if "PadlessOptions" in options else "")
     return f"""\
 import lightning
-from padless.integrations.lightning import {needed}
+{cost}from padless.integrations.lightning import {needed}
 
 class Module(PadlessModuleMixin, lightning.LightningModule):
     def token_losses(self, inputs): ...  # cross entropy of each token, not reduced
