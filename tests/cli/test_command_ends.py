@@ -122,17 +122,16 @@ WORKING = {
 
 @pytest.mark.parametrize("name", WORKING)
 def test_a_second_interrupt_ends_a_run_at_once_with_its_workers(name: str, tmp_path: Path) -> None:
-    process = command(tmp_path, WORKING[name], tokenizer=STUBBORN)
+    patient = "import padless.data._processes as p\np._PATIENCE = 120.0\n"  # workers are not killed for being late
+    process = command(tmp_path, WORKING[name], tokenizer=patient + STUBBORN)
     wait_for(tmp_path / "began")
     os.kill(process.pid, signal.SIGINT)
     wait_for(tmp_path / "asked")  # the first one has been taken, and is passed on
-    again = time.monotonic()
     os.kill(process.pid, signal.SIGINT)
     code, told = end_of(process)
     assert code == 130
     assert told.startswith("padless: interrupted")
     assert len(told.splitlines()) == 1
-    assert time.monotonic() - again < 4  # a worker that does not stop is killed after five seconds
     assert gone(tmp_path)
 
 
