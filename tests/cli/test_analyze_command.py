@@ -178,18 +178,20 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_what_plans_is_loaded_while_workers_tokenize_and_changes_nothing(
-    texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = import_module("padless.cli.analyze")
+    texts = tmp_path / "texts.jsonl"  # several blocks of 1,000 rows: it is loaded after the first, beside the others
+    texts.write_text("".join(json.dumps({"text": "a word " * (1 + row % 9)}) + "\n" for row in range(4_000)))
     loaded: list[str] = []
     load = command._load_planners
     monkeypatch.setattr(command, "_load_planners", lambda: (load(), loaded.append(threading.current_thread().name)))
     (tmp_path / "my_slow.py").write_text(
-        "import time\n\n\ndef words(text):\n    time.sleep(0.005)\n    return text.split()\n"
+        "import time\n\n\ndef words(text):\n    time.sleep(0.0005)\n    return text.split()\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     results = []
-    for delay, workers in ((0.2, 2), (600.0, 2), (0.0, 0)):
+    for delay, workers in ((0.0, 2), (600.0, 2), (0.0, 0)):
         monkeypatch.setattr(command, "_LONG_ENOUGH", delay)
         options = ("--tokenizer", "my_slow:words", "--json", "--workers", workers, "--no-cache")
         results.append(run(capsys, texts, *options)[:2])
