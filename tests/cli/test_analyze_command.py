@@ -161,7 +161,7 @@ def small_budget(folder: Path) -> list[Any]:
         (mixed_types, "row 1: text is a int, where other rows have str"),
         (lists_of_text, "column 'text' holds lists of text"),
         (small_budget, "no sequence fits the token budget 10"),
-        (lambda f: [*small_budget(f)[:1], "--sync", "never"], "sync='never' is unknown"),
+        (lambda f: [*small_budget(f)[:1], "--sync", "never"], "--sync never is unknown"),
         (lambda f: [*small_budget(f)[:1], "--tokenizer", "no_such:thing"], None),
     ],
 )

@@ -27,6 +27,53 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]:
     return int(leaving.value.code or 0), told[0]
 
 
+@pytest.mark.parametrize("held", [b"", b"not an array"], ids=["empty", "garbage"])
+def test_a_file_that_is_no_array_is_one_line(held: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "lengths.npy"
+    source.write_bytes(held)
+    code, told = run(capsys, "analyze", source)
+    assert code == 2
+    assert "lengths.npy holds no array of numbers" in told
+
+
+def test_a_tokenizer_that_raises_is_told_with_its_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "rows.jsonl"
+    source.write_text('{"text": "a b c"}\n')
+    code, told = run(capsys, "analyze", source, "--tokenizer", "builtins:int", "--no-cache")
+    assert code == 2
+    assert "the tokenizer gives no token ids for the text 'a b c': ValueError" in told
+
+
+def test_options_are_named_as_they_are_typed() -> None:
+    from padless.cli import _as_typed
+
+    typed = {
+        "overlong='bad' is unknown; give fields= (--fields)": "--overlong bad is unknown; give --fields",
+        "state memory_limit='8GiB'": "state memory_limit='8GiB'",  # no option of this command
+        "--rows=0; expected more": "--rows=0; expected more",
+        "max_length=512, not 256": "--max-length 512, not 256",
+    }
+    for python, told in typed.items():
+        assert _as_typed(python, ["analyze", "rows.jsonl"]) == told
+    assert _as_typed("memory_limit='8GiB'", ["tune"]) == "--memory-limit 8GiB"
+    assert _as_typed("restart=True (--restart)", ["pack"]) == "--restart"
+
+
+@pytest.mark.parametrize("command", ["analyze", "pack", "bench"])
+def test_a_negative_seed_is_refused_by_name(command: str) -> None:
+    given = {
+        "analyze": ["rows.jsonl"],
+        "pack": ["rows.jsonl", "--out", "out", "--capacity", "8"],
+        "bench": [],
+    }[command]
+    told = subprocess.run(
+        [sys.executable, "-m", "padless", command, *given, "--seed", "-1"], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 2
+    assert "--seed" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
 def test_a_file_of_broken_rows_only_names_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "latin.jsonl"
     source.write_bytes(b'{"text": "caf\xe9"}\n{"text": "th\xe9"}\n')

@@ -58,9 +58,9 @@ def test_json_is_the_manifest_and_a_second_run_only_reports(
     [
         (["--capacity", "16"], "row 17: 17 tokens exceed the capacity 16"),
         (["--capacity", "0"], "capacity=0"),
-        (["--capacity", "64", "--engine", "spark"], "engine='spark' is unknown"),
+        (["--capacity", "64", "--engine", "spark"], "--engine spark is unknown"),
         (["--capacity", "64", "--fields", "text"], "fields names column 'text'"),
-        (["--capacity", "64", "--method", "magic"], "method='magic' is unknown"),
+        (["--capacity", "64", "--method", "magic"], "--method magic is unknown"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(

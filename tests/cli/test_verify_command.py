@@ -76,8 +76,8 @@ def test_a_function_that_returns_a_model_is_called(capsys, tmp_path, monkeypatch
         (("math:pi",), "not a torch.nn.Module"),
         (("qwen2", "--layouts", "packed"), "layout='packed' is unknown"),
         (("qwen2", "--layouts", ","), "names no layout"),
-        (("qwen2", "--dtype", "int8"), "dtype='int8' is unknown"),
-        (("qwen2", "--attn", "paged"), "attn='paged' is unknown"),
+        (("qwen2", "--dtype", "int8"), "--dtype int8 is unknown"),
+        (("qwen2", "--attn", "paged"), "--attn paged is unknown"),
         (("qwen2", "--layouts", "naive", "--html", "/no/such/folder/x.html"), "cannot write"),
     ],
 )

