@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def test_a_tokenizer_that_raises_is_told_with_its_text(tmp_path: Path, capsys: p
 def test_options_are_named_as_they_are_typed() -> None:
     from padless.cli import _as_typed
 
+    for command in ("analyze", "tune", "pack"):
+        import_module(f"padless.cli.{command}")
     typed = {
         "overlong='bad' is unknown; give fields= (--fields)": "--overlong bad is unknown; give --fields",
         "state memory_limit='8GiB'": "state memory_limit='8GiB'",  # no option of this command

@@ -55,10 +55,10 @@ def _run(given: list[str]) -> None:
 def _as_typed(message: str, given: list[str]) -> str:
     """The message with the command's options as they are typed: ``--max-length 512`` for ``max_length=512``."""
     asked = _asked(given)
-    if asked is None:
+    module = sys.modules.get(f"padless.cli.{asked}")
+    if asked is None or module is None:  # it could not be loaded
         return message
-    command = getattr(import_module(f"padless.cli.{asked}"), asked)
-    options = {name for name, it in signature(command).parameters.items() if it.default is not it.empty}
+    options = {name for name, it in signature(getattr(module, asked)).parameters.items() if it.default is not it.empty}
 
     def typed(found: re.Match[str]) -> str:
         name, value = found.groups()

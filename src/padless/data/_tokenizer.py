@@ -48,7 +48,9 @@ def load_tokenizer(tokenizer: Any) -> Any:
         )
     except PadlessError as error:
         ways = ", ".join(map(repr, PACKAGED))
-        raise PadlessError(f"{error}; or name a tokenizer.json, {ways}, or module:object on a command line") from None
+        raise PadlessError(
+            f"{error}; or name a tokenizer.json, {ways}, or an object (analyze and pack: module:object)"
+        ) from None
     except Exception as error:  # whatever a broken folder makes the loader raise
         raise PadlessError(f"tokenizer {name!r} cannot be loaded: {error}") from None
 
