@@ -32,8 +32,6 @@ def words(text):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: python examples/pack_corpus.py corpus.jsonl packs/")
     result = pack_files(sys.argv[1], sys.argv[2], capacity=64, tokenizer=words, overlong="split", workers=2)
     totals = result.totals
     print(f"{totals['documents']} documents in {totals['packs']} packs, {totals['efficiency']:.1%} full")

@@ -122,7 +122,7 @@ def test_neither_does_a_termination_that_the_program_takes(tmp_path: Path) -> No
 
 
 def test_an_error_that_cannot_be_unpickled_is_not_told_as_a_dead_worker(tmp_path: Path) -> None:
-    assert told_by(tmp_path, "tell(tokenizer=mine.odd, workers=2)") == ["RuntimeError: Odd: 1 and 2"]
+    assert told_by(tmp_path, "tell(length=mine.odd, workers=2)") == ["RuntimeError: Odd: 1 and 2"]
 
 
 SPAWN = """
