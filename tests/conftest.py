@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # One thread per test process: the suite itself runs in parallel, and figures must not depend on the load.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,3 +22,6 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("padless")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background of a script: tests interrupt commands
+    signal.signal(signal.SIGINT, signal.default_int_handler)
