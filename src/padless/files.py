@@ -13,11 +13,16 @@ __all__ = ["whole_file", "write_text"]
 
 
 @contextmanager
-def whole_file(path: str | Path) -> Iterator[BinaryIO]:
+def whole_file(path: str | Path, *, durable: bool = False, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """A file to write into, that takes the place of ``path`` once it is complete.
 
     An error, an interrupt or a full disk leaves what was there before. A link stays, and what it names is replaced. A
     device or a pipe is written as it is, and so is a file in a folder where no other can be made.
+
+    Args:
+        durable: also wait until the disk has it, so that it outlives a power cut.
+        scratch: folder, on the same file system, for the unfinished file, which a kill may leave behind; by default
+            the file's own.
 
     Raises:
         OSError: it cannot be written.
@@ -27,11 +32,11 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
             yield out
         return
     place = Path(os.path.realpath(path))
-    aside = place.with_name(f".{place.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    aside = (scratch or place.parent) / f".{place.name}.{os.getpid()}.{threading.get_ident()}.tmp"
     try:
         opened = open(aside, "wb")  # noqa: SIM115 (closed below)
     except PermissionError:
-        if not place.exists():
+        if durable or scratch is not None or not place.exists():
             raise
         with open(place, "wb") as out:
             yield out
@@ -39,6 +44,9 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
     try:
         with opened as out:
             yield out
+            if durable:
+                out.flush()
+                os.fsync(out.fileno())
         with suppress(OSError):  # new files have the mode that the user's mask gives them
             aside.chmod(place.stat().st_mode)
         aside.replace(place)

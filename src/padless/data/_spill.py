@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from padless.errors import PadlessError
+from padless.files import whole_file
 
 __all__ = ["Chunk", "Documents", "Spill", "write_atomically"]
 
@@ -159,30 +159,16 @@ def _crc32(path: Path) -> int:
 def write_atomically(
     path: Path, write: Callable[[BinaryIO], object], *, durable: bool = False, scratch: Path | None = None
 ) -> None:
-    """Write a file under a temporary name, then rename it: it is there whole, or not at all.
-
-    Args:
-        scratch: folder, on the same file system, for the temporary file, which a kill may leave behind; by default
-            the file's own.
-        durable: also wait until the disk has it, so that it outlives a power cut.
+    """`padless.files.whole_file` with the packing run's messages.
 
     Raises:
         PadlessError: the disk is full, or the folder cannot be written.
     """
-    temporary = (scratch or path.parent) / f".{path.name}.{os.getpid()}.tmp"
     try:
-        with open(temporary, "wb") as out:
+        with whole_file(path, durable=durable, scratch=scratch) as out:
             write(out)
-            if durable:
-                out.flush()
-                os.fsync(out.fileno())
-        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _write_failed(path, error) from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _write_failed(path: Path, error: OSError) -> PadlessError:
